@@ -1,6 +1,6 @@
-"""The helpers of the course: a room for each job, from `rank` to `upkeep`.
+"""The helpers of the course: one subpackage for each task, from `rank` to `upkeep`.
 
-Every room imports what stands here; it needs the standard library alone.
+Every subpackage imports this module; it needs only the standard library.
 """
 
 import os
@@ -10,19 +10,19 @@ from ddp_tools import PlainError
 
 __version__ = "0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
-# The run folders: beside the course, or where somebody wants them, such as $SCRATCH/runs.
+# The run folders: next to the course, or in a chosen folder, such as $SCRATCH/runs.
 RUNS: Path  # made by __getattr__
 
 
 def __getattr__(name: str) -> Path:
-    """Return RUNS by the environment of who imports it: a forked process has one of its own."""
+    """Return RUNS from the current environment: a forked process has a different one."""
     if name != "RUNS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return Path(os.environ.get("DDP_RUNS") or ROOT / "runs").absolute()
 
 
 def own_folder(folder: Path) -> Path:
-    """Make a folder of the checkout, and return it. Raises PlainError where one may not write."""
+    """Make a folder of the checkout, and return it. Raises PlainError if it is not writable."""
     cure = "make a copy of the course of your own: docs/instructors.md"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         text, cure = " ".join(unknown), ""
         if args.command in _WITH_A_SCRIPT:
             example = f"{args.command} … -- {text}"
-            cure = f"; what the script is given stands behind --, as in: {example}"
+            cure = f"; the script's arguments come after --, as in: {example}"
         parser.error(f"unrecognized arguments: {text}{cure}")
     if args.command in _WITH_A_SCRIPT:
         args.arguments = argv[end + 1 :]

@@ -1,8 +1,8 @@
-"""What each command of `ddp-course` does, given what is asked for.
+"""The function of each `ddp-course` command.
 
-`cli.main` calls them, in one process, with the namespace that its parser fills in; each returns the
-exit status. What a command needs is imported when it is called, so that writing a script needs no
-Jupyter. All raise PlainError, or stop, at input that cannot be used.
+`cli.main` calls them, in one process, with the namespace of its parser; each returns the exit
+status. A command imports its modules when it is called, so that writing a script needs no Jupyter.
+All raise PlainError, or stop, if the input cannot be used.
 """
 
 import csv
@@ -46,7 +46,7 @@ def write_script(args: Namespace) -> int:
 
 
 def make_job(args: Namespace) -> int:
-    """Make a job of a script, print its file, and submit it if that is asked for."""
+    """Make a job from a script, print its file, and submit it with --submit."""
     from ddp_helpers.jobs import run, script_jobs
     from ddp_helpers.jobs.job import Job, JobError
     from ddp_helpers.jobs.relative_paths import in_words
@@ -54,7 +54,7 @@ def make_job(args: Namespace) -> int:
 
     if args.again:
         if args.site or args.arguments:
-            raise JobError("--again FOLDER takes nothing else: the job stands in the folder")
+            raise JobError("--again FOLDER takes nothing else: the job is in the folder")
         run.resubmit(args.again)
         return 0
     if not (args.site and args.script):
@@ -66,10 +66,10 @@ def make_job(args: Namespace) -> int:
     asked: dict[str, Any] = {each.name: getattr(args, each.name, None) for each in fields(Job)}
     for name, whole in in_words(args.arguments, [str(Path.cwd())]) if args.submit else ():
         cure = f"give {whole}, or leave --submit out"
-        raise JobError(f"{name} would begin in the run folder in the job: {cure}")
+        raise JobError(f"{name} would be relative to the run folder in the job: {cure}")
     script_jobs.prepare(args.script, args.arguments, site, folder, show=True, **asked)
     if script_jobs.keeps_no_record(args.script, args.arguments):
-        cure = "give --run-dir '{run_dir}' behind --"
+        cure = "give --run-dir '{run_dir}' after --"
         print(f"# the run leaves no record, and collect finds none: {cure}", file=sys.stderr)
     batch = folder / "job.sbatch"
     if not args.submit:
@@ -84,17 +84,17 @@ def make_job(args: Namespace) -> int:
 
 
 def _root_of_runs(args: Namespace) -> Path:
-    """Return where run folders go: $DDP_RUNS, or the course's runs/, or the folder of who asks."""
+    """Return where run folders go: $DDP_RUNS, or the course's runs/, or the current folder."""
     return RUNS if args.course or os.environ.get("DDP_RUNS") else Path.cwd()
 
 
 def _would_be_taken(batch: Path) -> bool:
-    """Print what Slurm says of a job file that is not submitted; False where it refuses it."""
+    """Print Slurm's answer to a job file without submitting it; return False if it refuses it."""
     from ddp_helpers.jobs import queue
     from ddp_helpers.jobs.job import JobError
 
     if not queue.available():
-        print("# no Slurm answers here, so nobody has looked at what it asks for", file=sys.stderr)
+        print("# no Slurm answers here, so its requests are not checked", file=sys.stderr)
         return True
     try:
         queue.send(batch, "--test-only")
@@ -106,7 +106,7 @@ def _would_be_taken(batch: Path) -> bool:
 
 
 def _gpus_and_ranks(args: Namespace, site: "Site") -> tuple[int, int]:
-    """Return how many GPUs and ranks a node has. Raises JobError where that is not clear."""
+    """Return how many GPUs and ranks a node has. Raises JobError if that is not clear."""
     from ddp_helpers.jobs.job import JobError
 
     gpus = int(bool(site.gpus)) if args.gpus_per_node is None else args.gpus_per_node
@@ -115,7 +115,7 @@ def _gpus_and_ranks(args: Namespace, site: "Site") -> tuple[int, int]:
         cure = f"give --gpus-per-node 0 --ranks-per-node {ranks}"
         raise JobError(f"gpus_per_node={gpus}: site {site.name} has no GPUs: {cure}")
     if args.gpus_per_node == 0 and args.ranks_per_node is None:
-        raise JobError("gpus_per_node=0: the ranks use CPUs: give --ranks-per-node, too")
+        raise JobError("gpus_per_node=0: the ranks use CPUs: also give --ranks-per-node")
     return gpus, ranks
 
 
@@ -135,7 +135,7 @@ def draw_curves(args: Namespace) -> int:
 
     from ddp_helpers.records import runs, scaling
 
-    matplotlib.use("agg")  # no window, whatever the terminal's MPLBACKEND and DISPLAY say
+    matplotlib.use("agg")  # no window, regardless of MPLBACKEND and DISPLAY
     from ddp_helpers.draw.curves import curves
 
     if args.out.suffix not in (".png", ".pdf", ".svg"):
@@ -153,7 +153,7 @@ def draw_curves(args: Namespace) -> int:
 
 
 def run_doctor_job(args: Namespace) -> int:
-    """Run the doctor as a job at a site; the status is 1 unless each of its rows is green."""
+    """Run the doctor as a job at a site; the status is 1 unless all checks are ok."""
     from ddp_helpers.jobs.script_jobs import ready
     from ddp_helpers.records import runs
 
@@ -166,14 +166,14 @@ def run_doctor(args: Namespace) -> int:
     """Check what a job needs; under any launcher, on each rank."""
     from ddp_helpers.rank.scripts.doctor import main
 
-    # Outside the course nobody has MNIST: the last --data counts.
+    # Outside the course there is no MNIST: the last --data counts.
     usual = [] if args.course else ["--data", "none", "--run-dir", str(_root_of_runs(args))]
     main([*usual, *args.arguments], args.prog)
     return 0
 
 
 def play_hang_lab(args: Namespace) -> int:
-    """Run a script with a fault that the seed chose, show the evidence, or judge the answer."""
+    """Run a script with a fault that the seed chose, show the evidence, or check the answer."""
     from ddp_helpers.lessons.break_it_and_fix_it.hang import play
 
     return play(args.seed, args.look, args.answer)
@@ -207,7 +207,7 @@ def audit_script(args: Namespace) -> int:
     from ddp_tools.audit import command
     from ddp_tools.audit.sarif import to_sarif
 
-    if find_spec("torch") is None:  # before a rank is started that would say so
+    if find_spec("torch") is None:  # before a rank starts and fails for it
         raise ModuleNotFoundError(name="torch")
     _check_file(args.json)
     _check_file(args.sarif, "--sarif")
@@ -299,7 +299,7 @@ def run_on_simulated_gpus(args: Namespace) -> int:
 def name_who_hangs(args: Namespace) -> int:
     """Print which rank missed which collective; the status is 1 unless all ranks ended the same.
 
-    Or write the file that has a script's ranks leave their flight recorders.
+    Or write the file that makes a script's ranks save their flight recorders.
     """
     from ddp_tools import watched, who_hangs
 
@@ -323,7 +323,7 @@ def name_who_hangs(args: Namespace) -> int:
 
 
 def _check_file(path: Path | None, flag: str = "--json") -> None:
-    """Raise PlainError, before anything is done, where an answer could not be written."""
+    """Raise PlainError, before anything is done, if an answer could not be written."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         cure = "give a file in a folder that is there"
         raise PlainError(f"{flag} {path} cannot be written: {cure}")
@@ -332,7 +332,7 @@ def _check_file(path: Path | None, flag: str = "--json") -> None:
 def _write_json(path: Path | None, answer: dict[str, Any]) -> None:
     """Write an answer as JSON, with the versions that gave it, if a file is named.
 
-    `who-hangs` needs nothing but Python: torch's version is left out where there is none.
+    `who-hangs` needs only Python: torch's version is left out if it is not installed.
     """
     if path:
         versions = {"ddp-course": __version__, "python": platform.python_version()}
@@ -342,7 +342,7 @@ def _write_json(path: Path | None, answer: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole. Raises PlainError where that is refused."""
+    """Write a file atomically. Raises PlainError if that is refused."""
     try:
         write_atomically(path, content)
     except OSError as error:

@@ -38,7 +38,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.head = width // heads  # numbers in a head
+        self.head = width // heads  # size of a head
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -96,7 +96,7 @@ def validate(model: nn.Module, lines: Tensor, device: torch.device) -> float:
 
 
 def main() -> None:
-    """Train for --steps steps; keep the best weights, and a checkpoint to go on from."""
+    """Train for --steps steps; keep the best weights, and a checkpoint to resume from."""
     parser = ArgumentParser()
     add = parser.add_argument
     add("--text", type=Path, help="a file of lines; else sums in words")

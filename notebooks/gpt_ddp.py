@@ -1,7 +1,7 @@
-"""Train the GPT of gpt.py with one process for each GPU. Stopped, it goes on.
+"""Train the GPT of gpt.py with one process for each GPU. Stopped, it resumes.
 
 torchrun --standalone --nproc-per-node 2 -- gpt_ddp.py --steps 200
-Needs gpt.py beside it, and ranks.py: ddp-course script simple_ddp ranks.py
+Needs gpt.py and ranks.py next to it: ddp-course script simple_ddp ranks.py
 """
 
 import math
@@ -19,12 +19,12 @@ from ranks import form_group, pick_device, who_am_i
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-WARNINGS = signal.SIGUSR2, signal.SIGTERM  # of Slurm: the time ends, a preemption
+WARNINGS = signal.SIGUSR2, signal.SIGTERM  # from Slurm: the time limit, a preemption
 heard = [0]  # numbers of the signals that this rank got: they wait for a vote
 
 
 def validate(model: nn.Module, lines: Tensor, device: torch.device) -> float:
-    """Return the mean loss of a letter, over all letters of all lines; all ranks call."""
+    """Return the mean loss of a letter, over all letters; all ranks call it."""
     model.eval()
     sums = torch.zeros(2, device=device)
     with torch.no_grad():
@@ -37,22 +37,22 @@ def validate(model: nn.Module, lines: Tensor, device: torch.device) -> float:
 
 
 def save(file: Path, state: dict) -> None:
-    """Write a file, whole or not at all; all ranks call it, and rank 0 does it."""
+    """Write a file atomically; all ranks call it, and rank 0 writes."""
     if dist.get_rank() == 0:
         torch.save(state, file.with_suffix(".part"))
         file.with_suffix(".part").replace(file)
-    dist.barrier()  # it is there before another rank goes on
+    dist.barrier()  # the file exists before any other rank continues
 
 
 def is_told(device: torch.device) -> bool:
-    """Whether any rank was told to stop; all ranks call it, and hear the same."""
+    """Return whether any rank was told to stop; all ranks call it, with one result."""
     ballot = torch.tensor(max(heard), device=device)
     dist.all_reduce(ballot, dist.ReduceOp.MAX)
     return ballot.item() > 0
 
 
 def main() -> None:
-    """Train for --steps steps; keep the best weights, and a checkpoint to go on from."""
+    """Train for --steps steps; keep the best weights, and a checkpoint to resume from."""
     parser = ArgumentParser()
     add = parser.add_argument
     add("--text", type=Path, help="a file of lines; else sums in words")
@@ -101,16 +101,16 @@ def main() -> None:
             print(f"goes on after step {step}", flush=True)
     told = False
     while step < args.steps and not told:
-        torch.manual_seed(step * world_size + rank)  # each rank its own dropout
+        torch.manual_seed(step * world_size + rank)  # different dropout on each rank
         shape = args.micro_batches, args.batch_size
         places = torch.randint(len(train_lines), shape, generator=draws)[rank::world_size]
         letters = (targets_of(train_lines[places.flatten()]) != NO_LETTER).sum()
         letters = letters.to(device)
-        dist.all_reduce(letters)  # those of all ranks in this step
+        dist.all_reduce(letters)  # of all ranks in this step
         for number, micro_batch in enumerate(train_lines[places], 1):
             is_last = number == len(places)
             with (
-                nullcontext() if is_last else ddp_model.no_sync(),  # averages once a step
+                nullcontext() if is_last else ddp_model.no_sync(),  # all-reduce per step
                 torch.autocast(device.type, torch.bfloat16, enabled=args.bf16),
             ):
                 # DDP divides by world_size, and the sum is over all ranks.
@@ -133,13 +133,13 @@ def main() -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"schedule": schedule.state_dict(), "draws": draws.get_state()}
             save(args.out / "last.pt", state | {"step": step, "best": best})
-    unfinished = step < args.steps  # told in its last step, it is done
+    unfinished = step < args.steps  # told to stop in its last step, it is done
     if unfinished and rank == 0 and "REQUEUE_FILE" in os.environ:
-        Path(os.environ["REQUEUE_FILE"]).touch()  # the job file looks for it
+        Path(os.environ["REQUEUE_FILE"]).touch()  # the job file checks for it
     dist.barrier()
     del ddp_model  # it refers to the group, which ends here
     dist.destroy_process_group()
-    for number in WARNINGS:  # a late one must not kill what is done
+    for number in WARNINGS:  # a late signal must not kill a completed run
         signal.signal(number, signal.SIG_IGN)
     if unfinished:
         sys.exit(75)

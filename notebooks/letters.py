@@ -2,7 +2,7 @@
 
 python letters.py --epochs 2
 
-On many devices, with all that a cluster asks for:
+On many devices, with all that a cluster needs:
 ddp-course script mnist_ddp letters_ddp.py --parts letters.py
 """
 
@@ -19,7 +19,7 @@ def sentences(count: int, seed: int, length: int = 64) -> TensorDataset:
     """Make sums in words, and cut them into texts [count, length].
 
     The targets are each text's next letters [count, length]. A letter's number is its
-    ASCII code. A text begins anywhere in a sentence:
+    ASCII code. A text starts anywhere in a sentence:
     "ee plus four is seven. nine minus two is seven. six plus".
     """
     words = ["zero", "one", "two", "three", "four", "five", "six"]
@@ -36,7 +36,7 @@ def sentences(count: int, seed: int, length: int = 64) -> TensorDataset:
 
 
 def datasets(folder: Path) -> tuple[TensorDataset, TensorDataset]:
-    """Make texts to train on, and others to test with; the folder is not read."""
+    """Make texts for training, and different ones for testing; the folder is not read."""
     train_set, test_set = sentences(2048, seed=1), sentences(256, seed=2)
     train_set.name = "letters"
     return train_set, test_set
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.head = width // heads  # numbers in a head
+        self.head = width // heads  # size of a head
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
@@ -91,7 +91,7 @@ class Net(nn.Module):
 def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:
     """Compute the cross entropy of the scores, and the accuracy, summed over texts.
 
-    The accuracy of a text is its share of right letters.
+    The accuracy of a text is its fraction of correct letters.
     """
     text, following = (part.to(device) for part in batch)
     scores = model(text)

@@ -1,7 +1,7 @@
 """Train the transformer of letters.py, sharded by FSDP2; one process for each GPU.
 
 torchrun --standalone --nproc-per-node 2 -- letters_fsdp.py --save new.pt
-Needs letters.py beside it. Network and data of your own go in the place of YOUR.
+Needs letters.py next to it. Your own network and data replace the lines with YOUR.
 """
 
 import os
@@ -20,27 +20,27 @@ from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-# PyTorch 2.14 warns of in-place operations on an output; there are none here.
+# PyTorch 2.14 warns about in-place operations on an output; there are none here.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 
 
 def sharded(weights: dict, bf16: bool, device: torch.device) -> nn.Module:
-    """Make the model in shards, from rank 0's whole weights; all ranks call it."""
+    """Make the sharded model from rank 0's full weights; all ranks call it."""
     half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if bf16 else {}
-    out = torch.float32 if bf16 else None  # the loss in float32: the root module alone
-    with torch.device("meta"):  # shapes without memory: the whole need not fit
+    out = torch.float32 if bf16 else None  # the loss in float32: only the root module
+    with torch.device("meta"):  # shapes without memory: the full model need not fit
         model = Net()
     for block in model.blocks:
         fully_shard(block, mp_policy=MixedPrecisionPolicy(**half))
     fully_shard(model, mp_policy=MixedPrecisionPolicy(**half, output_dtype=out))
-    model.to_empty(device=device)  # a buffer that no state_dict has, set it here yourself
+    model.to_empty(device=device)  # set buffers that no state_dict has here yourself
     options = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     state_dict.set_model_state_dict(model, weights, options=options)
     return model
 
 
 def mean_loss(model: nn.Module, samples: Dataset, device: torch.device) -> float:
-    """Return the mean loss of a text; all ranks call it, for equally many forwards."""
+    """Return the mean loss of a text; all ranks call it, with equal forward counts."""
     last, world_size = len(samples) - 1, dist.get_world_size()
     sums = torch.zeros(2, device=device)
     model.eval()
@@ -49,7 +49,7 @@ def mean_loss(model: nn.Module, samples: Dataset, device: torch.device) -> float
             places = first + dist.get_rank()
             text, following = (t.to(device) for t in samples[places.clamp(max=last)])
             losses = F.cross_entropy(model(text).mT, following, reduction="none")
-            # One beyond the end only keeps the ranks together.
+            # A sample past the end only keeps the ranks in step.
             counted = (places <= last).to(device)
             sums += torch.stack([losses.mean(dim=1)[counted].sum(), counted.sum()])
     model.train()
@@ -58,12 +58,12 @@ def mean_loss(model: nn.Module, samples: Dataset, device: torch.device) -> float
 
 
 def main() -> None:
-    """Train, test after each epoch, and save the whole weights where --save says."""
+    """Train, test after each epoch, and save the full weights to --save."""
     parser = ArgumentParser()
     add = parser.add_argument
     add("--epochs", type=int, default=2)
     add("--batch-size", type=int, default=32, help="texts in a step of all ranks")
-    add("--micro-batches", type=int, default=2, help="pieces of a rank's share of them")
+    add("--micro-batches", type=int, default=2, help="micro-batches of a rank's shard")
     add("--lr", type=float, default=0.001)
     add("--bf16", action="store_true", help="compute in bfloat16, which needs no scaler")
     add("--weights", type=Path, help="a file: the first weights of the whole model")
@@ -84,11 +84,11 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpus else "gloo", **group)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, test_set = datasets(Path())
-    sampler = DistributedSampler(train_set)  # each rank its share
+    sampler = DistributedSampler(train_set)  # one shard per rank
     batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler)
     torch.manual_seed(1)
     weights = {}
-    if rank == 0:  # no other rank reads the file, or makes the whole model
+    if rank == 0:  # no other rank reads the file, or makes the full model
         made = Net().state_dict
         file = args.weights
         weights = torch.load(file, "cpu", weights_only=True) if file else made()
@@ -98,14 +98,14 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for batch in batches:
             parts = (part.to(device).chunk(args.micro_batches) for part in batch)
-            pieces = list(zip(*parts, strict=True))  # fewer, of a small last batch
+            pieces = list(zip(*parts, strict=True))  # fewer for a small last batch
             for number, (text, following) in enumerate(pieces, 1):
-                # Few messages, but whole gradients until the last piece: leave it out
-                # where memory is short.
+                # Fewer messages, but full gradients until the last micro-batch: omit it
+                # if memory is short.
                 model.set_requires_gradient_sync(number == len(pieces))
                 share = len(text) / len(batch[0])
                 (F.cross_entropy(model(text).mT, following) * share).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all shards
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm over all shards
             optimizer.step()
             optimizer.zero_grad()
         loss = mean_loss(model, test_set, device)

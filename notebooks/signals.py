@@ -1,4 +1,4 @@
-"""Tell how many waves a noisy signal has, 1 to 4; plain PyTorch on one device.
+"""Count the waves of a noisy signal, 1 to 4; plain PyTorch on one device.
 
 python signals.py --epochs 10
 """
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def signals(count: int, seed: int) -> TensorDataset:
     """Make noisy sines of 64 values [count, 1, 64], each with 1 to 4 waves.
 
-    The targets are the numbers of waves less one [count].
+    The targets are the numbers of waves minus one [count].
     """
     random = torch.Generator().manual_seed(seed)
     waves, shift = torch.arange(count) % 4, torch.rand(count, 1, generator=random)

@@ -1,4 +1,4 @@
-"""Tell on which of three spirals a point lies. Plain PyTorch on one device.
+"""Classify points by their spiral, one of three. Plain PyTorch on one device.
 
 python spirals.py --epochs 10
 """
@@ -21,7 +21,7 @@ def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, targe
 
 
 def main() -> None:
-    """Train, test after each epoch, and save the weights where --save says."""
+    """Train, test after each epoch, and save the weights to --save."""
     parser = ArgumentParser()
     add = parser.add_argument
     add("--epochs", type=int, default=10)

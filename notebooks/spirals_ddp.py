@@ -1,4 +1,4 @@
-"""Tell on which of three spirals a point lies. Plain PyTorch, one process for each GPU.
+"""Classify points by their spiral, one of three. Plain PyTorch, one process for each GPU.
 
 torchrun --standalone --nproc-per-node 2 -- spirals_ddp.py --epochs 10  # or srun, mpirun
 """
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keep it before there is a group (docs/scripts-and-jobs.md)
+import torch.distributed.nn  # keep it before forming the group (docs/scripts-and-jobs.md)
 import torch.nn.functional as F
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-# Where launchers tell rank, local rank and world size: the last three names of a row. A
-# name before them is of this start. The first row whose names are all set counts: in a
-# job, mpirun's ranks have SLURM_PROCID=0.
+# Where launchers set rank, local rank and world size: the last three names of a row. A
+# name before them identifies this start. The first row whose names are all set counts:
+# in a job, mpirun's ranks have SLURM_PROCID=0.
 LAUNCHERS = [
     ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun
     (  # mpirun of Open MPI
@@ -43,7 +43,7 @@ def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, targe
 
 
 def main() -> None:
-    """Train, test after each epoch, and save the weights where --save says."""
+    """Train, test after each epoch, and save the weights to --save."""
     parser = ArgumentParser()
     add = parser.add_argument
     add("--epochs", type=int, default=10)
@@ -60,7 +60,7 @@ def main() -> None:
             rank, local_rank, world_size = [int(os.environ[name]) for name in row[-3:]]
             break
     else:
-        for name in ("WORLD_SIZE", "SLURM_NTASKS"):  # alone, where several were asked for
+        for name in ("WORLD_SIZE", "SLURM_NTASKS"):  # one, but several requested
             if os.environ.get(name, "1") != "1":
                 why = f"{name}={os.environ[name]}, but no launcher started this process"
                 parser.exit(2, f"{why}: start it with srun, mpirun or torchrun\n")
@@ -80,18 +80,18 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
-    group["store"] = None if world_size > 1 else dist.HashStore()  # alone: nobody to meet
+    group["store"] = None if world_size > 1 else dist.HashStore()  # alone: no other rank
     group["device_id"] = device if gpus else None
     dist.init_process_group("nccl" if gpus else "gloo", **group)
     train_set, test_set = spirals(960, seed=1), spirals(250, seed=2)
-    sampler = DistributedSampler(train_set)  # each rank its share
+    sampler = DistributedSampler(train_set)  # one shard per rank
     train_batches = DataLoader(train_set, args.batch_size // world_size, sampler=sampler)
     test_indices = range(rank, len(test_set), world_size)  # each sample on one rank, once
     test_batches = DataLoader(Subset(test_set, test_indices), 100)
     torch.manual_seed(1)  # the same first weights each time
     hidden = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
     model = nn.Sequential(*hidden, nn.Linear(64, 3)).to(device)  # YOUR NETWORK
-    torch.manual_seed(1 + rank)  # but each rank its own dropout
+    torch.manual_seed(1 + rank)  # but different dropout on each rank
     ddp_model = DDP(model)
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # YOUR OPTIMIZER
     for epoch in range(1, args.epochs + 1):
@@ -112,7 +112,7 @@ def main() -> None:
             print(f"epoch {epoch}: {right}/{len(test_set)} right", flush=True)
     if args.save and rank == 0:
         torch.save(model.cpu().state_dict(), args.save)
-    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
+    dist.barrier()  # srun --wait ends a rank 0 that still saves after the others exit
     dist.destroy_process_group()
 
 

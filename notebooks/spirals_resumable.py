@@ -1,4 +1,4 @@
-"""Tell on which of three spirals a point lies. Killed, it goes on where it was.
+"""Classify points by their spiral, one of three. Killed, it resumes.
 
 torchrun --standalone --nproc-per-node 2 -- spirals_resumable.py --run-dir runs/spirals
 """
@@ -19,15 +19,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keep it before there is a group (docs/scripts-and-jobs.md)
+import torch.distributed.nn  # keep it before forming the group (docs/scripts-and-jobs.md)
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-# Where launchers tell rank, local rank and world size: the last three names of a row. A
-# name before them is of this start. The first row whose names are all set counts: in a
-# job, mpirun's ranks have SLURM_PROCID=0.
+# Where launchers set rank, local rank and world size: the last three names of a row. A
+# name before them identifies this start. The first row whose names are all set counts:
+# in a job, mpirun's ranks have SLURM_PROCID=0.
 LAUNCHERS = [
     ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun
     (  # mpirun of Open MPI
@@ -42,7 +42,7 @@ LAUNCHERS = [
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
 ]
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)  # Slurm's warning; a preemption, or scancel
-heard = [0]  # those that this rank got: they come at any moment, and wait for a vote
+heard = [0]  # signals of this rank: they come at any moment, and wait for a vote
 
 
 def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, target)
@@ -55,12 +55,12 @@ def spirals(count: int, seed: int) -> TensorDataset:  # YOUR DATA: (input, targe
 
 def batch_loss(model: nn.Module, batch: list, device: torch.device) -> Tensor:
     """Compute the mean loss of a batch."""
-    x, y = batch  # or of a dict, batch["x"]: whatever your data give
+    x, y = batch  # or for a dict, batch["x"]: as your data are
     return F.cross_entropy(model(x.to(device)), y.to(device))  # YOUR LOSS
 
 
 def ignore_signals(*_: object) -> None:
-    """Ignore the signals: a rank that is done, and its loader's workers."""
+    """Ignore the signals, in a rank that is done and in its loader's workers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -68,15 +68,15 @@ def ignore_signals(*_: object) -> None:
 def end_workers() -> None:
     """End the loader's workers, which ignore the signal by which Python ends them.
 
-    A rank that leaves calls it: it would wait until each is done with its sample.
+    A rank calls it before it exits: else it waits until each is done with its sample.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the loader complains of it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the loader raises an error
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 def vote(loss: Tensor, model: nn.Module) -> int:
-    """Tell all ranks the number of a signal that one of them heard, or 0; all call it.
+    """Return, on all ranks, the signal that any rank received, or 0; all call it.
 
     All stop if a loss or a weight is not finite, so that no such weight is saved.
     """
@@ -91,7 +91,7 @@ def vote(loss: Tensor, model: nn.Module) -> int:
 
 
 def write(path: Path, content: bytes | dict) -> None:
-    """Write a file, whole or not at all; every rank calls it, and rank 0 does it."""
+    """Write a file atomically; every rank calls it, rank 0 writes."""
     if dist.get_rank() > 0:
         return
     if isinstance(content, dict):
@@ -99,12 +99,12 @@ def write(path: Path, content: bytes | dict) -> None:
     with path.with_suffix(".part").open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # it is on the disk before it has its name
+        os.fsync(file.fileno())  # on the disk before it gets its name
     path.with_suffix(".part").replace(path)
 
 
 def save(folder: Path, parts: dict, progress: dict) -> None:
-    """Write a checkpoint, and keep the last two; every rank calls it, and rank 0 does."""
+    """Write a checkpoint, and keep the last two; every rank calls it, rank 0 writes."""
     if dist.get_rank() > 0:
         return
     state = {name: part.state_dict() for name, part in parts.items()}
@@ -115,17 +115,17 @@ def save(folder: Path, parts: dict, progress: dict) -> None:
 
 
 def restore(folder: Path, parts: dict, progress: dict) -> None:
-    """Put all back as the newest whole checkpoint has it; every rank calls it.
+    """Restore all state from the newest complete checkpoint; every rank calls it.
 
-    What rank 0 reads counts for all: another node may not see the newest file yet.
+    All use what rank 0 reads: another node may not see the newest file yet.
     """
     saved, paths = [None], sorted(folder.glob("step-*.pt"))
     while dist.get_rank() == 0 and paths and not saved[0]:
         path = paths.pop()
         try:
             zipped = zipfile.ZipFile(path)
-            damaged = zipped.testzip()  # torch.load compares no checksum
-            # Nor would it read a tensor that one flipped bit has marked as a folder.
+            damaged = zipped.testzip()  # torch.load verifies no checksum
+            # Nor would it read a tensor that a flipped bit has marked as a folder.
             damaged = damaged or any(each.external_attr & 16 for each in zipped.filelist)
             saved = [torch.load(path, map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
@@ -142,7 +142,7 @@ def restore(folder: Path, parts: dict, progress: dict) -> None:
 
 
 def main() -> None:
-    """Train, test after each epoch, and save the weights where --save says."""
+    """Train, test after each epoch, and save the weights to --save."""
     parser = ArgumentParser()
     add = parser.add_argument
     add("--epochs", type=int, default=10)
@@ -155,9 +155,9 @@ def main() -> None:
     args = parser.parse_args()
     spec = args.run_dir / "spec.json"
     was = json.loads(spec.read_text()) if spec.exists() else vars(args)
-    # And those of your flags that change what comes out.
+    # Also your own flags that change the result.
     if any(was.get(name) != vars(args)[name] for name in ("epochs", "batch_size", "lr")):
-        cure = f"has a run with other flags, see {spec.name}: give those, or a new folder"
+        cure = f"has different flags in {spec.name}: give those, or a new folder"
         parser.exit(2, f"--run-dir {args.run_dir} {cure}\n")
     is_taken = args.save and args.save.exists() and not spec.exists()
     if args.save and (is_taken or not args.save.parent.is_dir()):
@@ -171,7 +171,7 @@ def main() -> None:
             rank, local_rank, world_size = [int(os.environ[name]) for name in row[-3:]]
             break
     else:
-        for name in ("WORLD_SIZE", "SLURM_NTASKS"):  # alone, where several were asked for
+        for name in ("WORLD_SIZE", "SLURM_NTASKS"):  # one, but several requested
             if os.environ.get(name, "1") != "1":
                 why = f"{name}={os.environ[name]}, but no launcher started this process"
                 parser.exit(2, f"{why}: start it with srun, mpirun or torchrun\n")
@@ -191,18 +191,18 @@ def main() -> None:
     if gpus:
         torch.cuda.set_device(device)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(minutes=10)}
-    store = dist.HashStore()  # alone: nobody to meet
+    store = dist.HashStore()  # alone: no other rank
     if world_size > 1:
         meeting = dist.rendezvous("env://", rank, world_size, timeout=group["timeout"])
         store, *_ = next(meeting)
-        # torchrun keeps its store for a restart. A time-out of NCCL leaves a key that
-        # ends processes; all others get the number of the attempt before their names.
+        # torchrun keeps its store for a restart. An NCCL timeout leaves a key that ends
+        # processes; all other keys have the number of the attempt as a prefix.
         getattr(store, "_underlying_non_prefix_store", store).delete_key("exception_dump")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     group["store"] = dist.PrefixStore(attempt, store)
     group["device_id"] = device if gpus else None
     dist.init_process_group("nccl" if gpus else "gloo", **group)
-    # The record: what was asked, where it runs, and how it ended.
+    # The record: the settings, where it runs, and how it ended.
     here = {"local_rank": local_rank, "host": os.uname().nodename, "device": str(device)}
     if gpus:
         here["chip"] = torch.cuda.get_device_name()
@@ -222,9 +222,9 @@ def main() -> None:
     why = f"stopped by {signal.Signals(told).name}, and saved" if told else ""
     state = "preempted" if told else "done"
     write(args.run_dir / "status.json", {"state": state, "why": why})
-    if told and "REQUEUE_FILE" in os.environ:  # the job file looks for it
+    if told and "REQUEUE_FILE" in os.environ:  # the job file checks for it
         write(Path(os.environ["REQUEUE_FILE"]), why.encode())
-    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
+    dist.barrier()  # srun --wait ends a rank 0 that still saves after the others exit
     dist.destroy_process_group()
     ignore_signals()  # a late one would kill a run that is done, while Python ends
     if told:
@@ -243,18 +243,18 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
     hidden = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
     model = nn.Sequential(*hidden, nn.Linear(64, 3)).to(device)  # YOUR NETWORK
     ddp_model = DDP(model)
-    # DDP sorts its buckets anew after its first backward pass, and three ranks or more
-    # round otherwise from then on. So each start throws that pass away.
+    # DDP reorders its buckets after its first backward pass, and three ranks or more
+    # round differently from then on. So each start discards that pass.
     first = deepcopy(model.state_dict())
     batch = next(iter(DataLoader(train_set, share)))
     batch_loss(ddp_model, batch, device).backward()
     model.load_state_dict(first)
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # YOUR OPTIMIZER
-    # YOUR SCHEDULE, of which each batch takes a step: args.epochs * steps in all.
+    # YOUR SCHEDULE, with one step per batch: args.epochs * steps in all.
     schedule = optim.lr_scheduler.ConstantLR(optimizer, factor=1)
     # YOUR EMA: average = AveragedModel(model, ...) on every rank, and "average" in parts.
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    # metrics: a line for each epoch that was tested. And your best value so far.
+    # metrics: a line for each tested epoch. Also your best value so far.
     progress = {"step": 0, "metrics": "", "speed": {}}
     checkpoints = args.run_dir / "checkpoints"
     restore(checkpoints, parts, progress)
@@ -265,12 +265,12 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
         begin = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order
         done = step - (epoch - 1) * steps  # all, if it was told to stop in the test
-        rest = list(sampler)[done * share :]  # what this rank has still to do
-        # A loader draws its workers' seeds, from the global generator if it has no other.
+        rest = list(sampler)[done * share :]  # the samples that this rank has left
+        # A loader draws its workers' seeds; without a generator, from the global one.
         generator = torch.Generator().manual_seed(epoch * world_size + rank)
         loading = {"generator": generator, "worker_init_fn": ignore_signals}
         train_batches = DataLoader(train_set, share, sampler=rest, **loading)
-        torch.manual_seed(1 + step * world_size + rank)  # each rank its own dropout
+        torch.manual_seed(1 + step * world_size + rank)  # different dropout on each rank
         model.train()
         for batch in train_batches:
             loss = batch_loss(ddp_model, batch, device)
@@ -295,17 +295,17 @@ def train(args: Namespace, device: torch.device, rank: int, world_size: int) -> 
             progress["speed"] = {"seconds": seconds, "images_per_second": rate}
         model.eval()
         for buffer in model.buffers():  # BatchNorm's differ: test what rank 0 saves
-            dist.broadcast(buffer, 0)  # YOUR EMA has buffers, too
+            dist.broadcast(buffer, 0)  # YOUR EMA also has buffers
         right = torch.tensor(0, device=device)
         with torch.no_grad():
             for x, y in test_batches:
                 right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
-                if heard[-1]:  # a test may be longer than the warning: break it off
+                if heard[-1]:  # a test may be longer than the warning time: end it
                     end_workers()
                     break
         dist.all_reduce(right)
-        # One vote after the test, in which shares differ in length; and after the count:
-        # at a time-out of NCCL, no count without a peer's share is written.
+        # One vote after the test, in which shards differ in length; and after the count:
+        # at an NCCL timeout, no count without a peer's shard is written.
         told = vote(loss, model)
         if told:  # the next attempt tests again
             save(checkpoints, parts, progress)

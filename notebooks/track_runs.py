@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def show(run: Path, logs: Path) -> None:
-    """Write the numbers of metrics.jsonl, a line an epoch, for TensorBoard."""
+    """Write the numbers of metrics.jsonl, one line per epoch, for TensorBoard."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(logs / run.name)) as writer:

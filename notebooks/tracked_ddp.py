@@ -1,4 +1,4 @@
-"""Train on many ranks under one tracker: a resumed run goes on as the same run.
+"""Train on many ranks under one tracker: a resumed run continues as the same run.
 
 torchrun --standalone --nproc-per-node 2 -- tracked_ddp.py --epochs 4
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keep it before there is a group (docs/scripts-and-jobs.md)
+import torch.distributed.nn  # keep it before forming the group (docs/scripts-and-jobs.md)
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -41,7 +41,7 @@ def main() -> None:
     if rank == 0:  # the others have no tracker, and do not import it
         from torch.utils.tensorboard import SummaryWriter
 
-        # What a killed run had noted after its last checkpoint is noted anew.
+        # Values that a killed run logged after its last checkpoint are logged again.
         writer = SummaryWriter(str(args.logs / state["run_id"]), purge_step=first)
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(rank))
     for epoch in range(first, args.epochs + 1):
@@ -50,7 +50,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         mean = loss.detach() / world_size
-        dist.all_reduce(mean)  # on all ranks: the number that is noted is that of all
+        dist.all_reduce(mean)  # on all ranks: the logged number is the mean over all
         if writer:
             writer.add_scalar("loss", mean.item(), epoch)
             state |= {"epoch": epoch, "model": model.state_dict()}

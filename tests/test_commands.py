@@ -34,8 +34,8 @@ JOB = {
     "no such file": (["nowhere.py"], ["'nowhere.py'", "No such file", "mnist_ddp"]),
     "no script of the course": (["mnist"], ["'mnist'", ".py", "mnist_ddp"]),
     "not Python": (["BAD"], ["bad.py", "line 2"]),
-    "no text": (["BINARY"], ["binary.py", "mend it"]),
-    "nested too deeply": (["DEEP"], ["deep.py", "mend it"]),
+    "no text": (["BINARY"], ["binary.py", "fix it"]),
+    "nested too deeply": (["DEEP"], ["deep.py", "fix it"]),
     "no file but a pipe": (["FIFO"], ["fifo.py", ".py"]),
     "no file but a folder": (["FOLDER"], ["folder.py", ".py"]),
     "a name with a space": (["SPACED"], ["my script.py", "letters"]),
@@ -53,9 +53,9 @@ JOB = {
     "no such launcher": (["MINE", "--launcher", "mpirun"], ["'mpirun'", "torchrun"]),
     "no such flag": (["MINE", "--gpu-type", "a100"], ["--gpu-type", "--help"]),
     # what is the script's
-    "a relative path": (["MINE", "--submit", "--", "--data", "runs"], ["runs would begin", "--submit"]),
-    "-- forgotten": (["mnist_ddp", "--data", "D"], ["--data D", "behind --", "-- --data D"]),
-    "-- forgotten for one word": (["MINE", "--lr", "1", "--", "--seed", "2"], ["--lr 1", "behind --"]),
+    "a relative path": (["MINE", "--submit", "--", "--data", "runs"], ["runs would be relative", "--submit"]),
+    "-- forgotten": (["mnist_ddp", "--data", "D"], ["--data D", "after --", "-- --data D"]),
+    "-- forgotten for one word": (["MINE", "--lr", "1", "--", "--seed", "2"], ["--lr 1", "after --"]),
 }
 # Written, with a line on what it will not do.
 JOB_TOLD = {
@@ -89,7 +89,7 @@ COMMAND = {
     "data that is damaged": (["data", "HALF"], ["half", "remove"]),
     "no site to ask, by its old name": (["ready", "nowhere"], ["Slurm", "slurm/cluster up"]),
     "no site to ask": (["check-site", "nowhere"], ["Slurm", "slurm/cluster up"]),
-    "words of an audit": (["audit", "MINE", "--lr", "1"], ["--lr 1", "behind --"]),
+    "words of an audit": (["audit", "MINE", "--lr", "1"], ["--lr 1", "after --"]),
     "no model": (["fits", "MINE:Nothing"], ["'Nothing'", "mine.py"]),
 }
 
@@ -241,7 +241,7 @@ def test_what_a_shell_types_ends_with_the_line_and_status_2(desk) -> None:
     command = [sys.executable, "-m", "ddp_helpers", "job", "local", "mnist_ddp", "--data", "D"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
-    ended(done.returncode, done.stdout, done.stderr, "--data D", "behind --")
+    ended(done.returncode, done.stdout, done.stderr, "--data D", "after --")
 
 
 BARE = {  # what needs neither torch nor Jupyter: its words, its exit status, and what it says

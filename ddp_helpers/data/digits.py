@@ -72,7 +72,7 @@ def _trace(style: str) -> Tensor:
 
 
 def _pen_paths(styles: Tensor, generator: Generator) -> Tensor:
-    """Draw each style by another hand: [n, _DOTS, 2] in -1 to 1 become [n, _DOTS, 2] in pixels."""
+    """Vary each style as different writers do: [n, _DOTS, 2], from -1 to 1 into pixels."""
 
     def vary(*shape: int) -> Tensor:
         return 2 * torch.rand(len(styles), *shape, generator=generator) - 1
@@ -92,8 +92,7 @@ def _pen_paths(styles: Tensor, generator: Generator) -> Tensor:
     x, y = (8.8 + 1.8 * vary(1)) * (x - slant * y), (9 + vary(1)) * y
     turned = [angle.cos() * x - angle.sin() * y, angle.sin() * x + angle.cos() * y]
     path = torch.stack(turned, dim=2)
-    # Centred by mass, as in MNIST; the shift makes up for these writers being more alike than
-    # real ones.
+    # Centred by mass, as in MNIST; the shift compensates for these writers' smaller variety.
     centred = path - path.mean(dim=1, keepdim=True) + (_SIDE - 1) / 2
     return centred + 1.8 * vary(1, 2)
 
@@ -120,7 +119,7 @@ def _idx_file(magic: int, *sizes: int) -> tuple[bytearray, Tensor]:
 
 
 def _make_set(size: int, generator: Generator) -> tuple[bytearray, bytearray]:
-    """Make the image file and the label file of a set of so many digits."""
+    """Make the image file and the label file of a set of `size` digits."""
     slots = [
         torch.stack([_trace(styles[slot % len(styles)]) for slot in range(_SLOTS)])
         for styles in _STYLES.values()
@@ -138,7 +137,7 @@ def _make_set(size: int, generator: Generator) -> tuple[bytearray, bytearray]:
 
 def _make_both(train: int, test: int, seed: int) -> list[bytearray]:
     """Make the contents of FILES: the training set, then the test set."""
-    generator = torch.Generator().manual_seed(seed)  # torch's own stays as the learner set it
+    generator = torch.Generator().manual_seed(seed)  # torch's own generator stays unchanged
     threads = torch.get_num_threads()
     # The work is many short steps: on a busy machine, several threads would mostly wait for one
     # another.
@@ -150,7 +149,7 @@ def _make_both(train: int, test: int, seed: int) -> list[bytearray]:
 
 
 def _is_complete(root: Path) -> bool:
-    """Tell whether root holds a digits set; it appears all at once, so that its files' names do."""
+    """Return whether root has a digits set; it appears atomically, so the file names suffice."""
     raw = root / "MNIST" / "raw"
     return all((raw / name).is_file() for name in [*FILES, "MD5SUMS"])
 

@@ -16,11 +16,11 @@ from ddp_helpers.data.mnist_files import check_data, has_files
 def download(root: Path, seconds: float = 10) -> None:
     """Have torchvision download MNIST into root.
 
-    Raises ConnectionError where it cannot, or where a mirror says nothing for so many seconds.
+    Raises ConnectionError if it cannot, or a mirror sends nothing for `seconds`.
     """
     usual = socket.getdefaulttimeout()
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
-        socket.setdefaulttimeout(seconds)  # a network that drops packets would hold it for ever
+        socket.setdefaulttimeout(seconds)  # a network that drops packets would block it for ever
         try:
             MNIST(folder, download=True)
         except (OSError, RuntimeError, HTTPException) as error:

@@ -1,6 +1,6 @@
-"""Tell whether MNIST's four files are whole.
+"""Check that MNIST's four files are complete.
 
-`stage`, the script `download_data` and the doctor call it. It needs the standard library.
+`stage`, the script `download_data` and the doctor call it. It needs only the standard library.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-# MNIST's own digests: they find damage, not forgery. A generated set brings its own in MD5SUMS.
+# MNIST's own digests: they find damage, not forgery. A generated set has its own in MD5SUMS.
 MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -18,14 +18,14 @@ MNIST_MD5 = {
 
 
 def has_files(root: Path) -> bool:
-    """Tell whether any of the four files is there; `check_data` tells whether they are whole."""
+    """Return whether any of the four files exists; `check_data` checks that they are complete."""
     return any((root / "MNIST" / "raw" / name).is_file() for name in MNIST_MD5)
 
 
 def check_data(root: Path) -> str:
     """Name the dataset under root, MNIST or digits; every rank calls it.
 
-    Stops unless all four files are whole, by their MD5.
+    Stops unless all four files are complete, by their MD5.
     """
     raw = Path(root) / "MNIST" / "raw"
     try:

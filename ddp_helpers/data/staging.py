@@ -1,6 +1,6 @@
 """Put the data on disk, once, before any rank starts: staged already, downloaded, or made offline.
 
-The learner's process calls it. It needs torchvision.
+The driver process calls it. It needs torchvision.
 """
 
 import os
@@ -12,11 +12,11 @@ from ddp_helpers.data.mnist_files import check_data, has_files
 
 
 def stage(folder: Path = Path("data")) -> Path:
-    """Return the folder to give as --data, filled if need be; one process calls it, first.
+    """Return the folder to give as --data, filled if necessary; one process calls it first.
 
-    DDP_MNIST_ROOT, where it is set to another folder, names one with real MNIST. Otherwise it is
+    DDP_MNIST_ROOT, if set to a different folder, names a folder with real MNIST. Otherwise it is
     `folder`: with MNIST, downloaded if the network allows it, or else with the generated digits, in
-    the same files. Stops where there are files that are not whole.
+    the same files. Stops if the files are not complete.
     """
     folder = Path(folder)
     root = os.environ.get("DDP_MNIST_ROOT")

@@ -1,8 +1,8 @@
 """Jobs for Slurm: a job and a site make an sbatch file; it is submitted, watched and collected.
 
-On a login node. `job` says what to run, `site` where, and `sbatch` makes the file; `script_jobs`
-checks a script first. `run` submits, `monitor` watches and collects, `local` runs a job without
-Slurm; `queue` has Slurm's commands. `jobs.submit` and the like, for notebooks, are these:
+It runs on a login node. `job` has what to run, `site` has where, and `sbatch` makes the file;
+`script_jobs` checks a script first. `run` submits, `monitor` watches and collects, `local` runs a
+job without Slurm; `queue` has Slurm's commands. Notebooks use these as `jobs.submit` and so on:
 """
 
 from ddp_helpers.jobs.job import Job, JobError

@@ -1,4 +1,4 @@
-"""What a job leaves in its run folder: job.json, the ids of its submissions, its log.
+"""The files of a job in its run folder: job.json, the ids of its submissions, its log.
 
 `run`, `local` and `monitor` write and read these files, in the process that submits or collects.
 """
@@ -22,18 +22,18 @@ SUBMITTED = "submitted"  # the file in which the job file notes the id of each s
 RANK = re.compile(r" *(\d+): ?(.*)")
 
 # The content of job.json: "job" (the fields of a Job), "site", "job_id" (None before it is
-# submitted), "state", and, once it has ended, what State.record() tells. "folder" is where it ran;
-# "batch_size_per_rank" is there where it was asked for.
+# submitted), "state", and, once it has ended, the values of State.record(). "folder" is the folder
+# in which it ran; "batch_size_per_rank" is present if it was given.
 JobRecord = dict[str, Any]
 
 
 def keep(folder: Path, record: JobRecord) -> None:
-    """Write job.json whole, or not at all."""
+    """Write job.json atomically."""
     write_atomically(folder / "job.json", f"{json.dumps(record, indent=1)}\n".encode())
 
 
 def missing(folder: Path, *names: str) -> list[Path]:
-    """List what is not there yet, from the inside out.
+    """List the files and folders that do not exist yet, innermost first.
 
     First a job's own files and those called `names`, then the run folder and its parents.
     """
@@ -42,17 +42,17 @@ def missing(folder: Path, *names: str) -> list[Path]:
 
 
 def discard(paths: Iterable[Path]) -> None:
-    """Remove files, and folders that are empty then: those of a job that was never submitted."""
+    """Remove files, and then empty folders, of a job that was never submitted."""
     for path in paths:
         with suppress(OSError):
             path.rmdir() if path.is_dir() else path.unlink()
 
 
 def read_job_record(folder: Path) -> JobRecord:
-    """Read job.json. Raises JobError where there is no job, or where it is damaged."""
+    """Read job.json. Raises JobError if there is no job, or it is damaged."""
     try:
         record = parse_object((Path(folder) / "job.json").read_text())
-        if record["job_id"] is None:  # then it is still to be submitted, or ran here
+        if record["job_id"] is None:  # it is not submitted yet, or ran on this machine
             job_from_record(record)
         else:
             check_text("job_id", record["job_id"], NAME, "the number that sbatch said")
@@ -66,7 +66,7 @@ def read_job_record(folder: Path) -> JobRecord:
 
 
 def job_from_record(record: JobRecord) -> Job:
-    """Make the job again that job.json tells of. Raises JobError and the like if that is none."""
+    """Rebuild the job from job.json. Raises JobError and the like if it describes none."""
     fields: dict[str, Any] = {}
     for name, value in record["job"].items():
         fields[name] = tuple(value) if isinstance(value, list) else value
@@ -76,7 +76,7 @@ def job_from_record(record: JobRecord) -> Job:
 def ids_of(folder: Path, record: JobRecord) -> list[str]:
     """List the ids of all submissions of a job, oldest first.
 
-    Those made by hand are there, too, once they have begun.
+    They include submissions by hand once these have started.
     """
     path = folder / SUBMITTED
     ids = path.read_text(errors="replace").split() if path.is_file() else []

@@ -1,6 +1,6 @@
-"""A job for Slurm, checked before any of it reaches a file that a shell reads.
+"""A job for Slurm, checked before any of it is written to a file that a shell reads.
 
-Whoever asks for a job makes a `Job`; `sbatch.render` turns it into the sbatch file of a cluster.
+The caller makes a `Job`; `sbatch.render` turns it into the sbatch file for a cluster.
 """
 
 import re
@@ -12,51 +12,51 @@ from typing import Literal
 from ddp_tools import PlainError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
-# The forms that sbatch knows: minutes, minutes:seconds, hours:minutes:seconds,
-# and the same after days-.
+# The forms that sbatch accepts: minutes, minutes:seconds, hours:minutes:seconds,
+# or, after days-, hours, hours:minutes, hours:minutes:seconds.
 TIME = re.compile(r"(?=.*[1-9])(\d{1,7}(:[0-5]\d){0,2}|\d{1,5}-\d{1,5}(:[0-5]\d){0,2})", re.ASCII)
 _OPTION = re.compile(r"--[a-z][a-z-]*(=[^\"'\\\x00-\x1f\x7f\ud800-\udfff]*)?", re.ASCII)
 _VALUE = re.compile(r"[\w.+-]+", re.ASCII)
-# What no command line, or no file in UTF-8, can hold.
+# Characters that no command line, or no UTF-8 file, can contain.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _SECONDS, _MINUTES, _HOURS, _DAYS = 1, 60, 3600, 86400
 _LARGEST_COUNT = 99_999
 RUN_DIR, ARRAY = "{run_dir}", "{array}"
-FOLDER = re.compile("[^:\x00-\x1f\x7f\ud800-\udfff]*")  # that PYTHONPATH, and a job file, can name
+FOLDER = re.compile("[^:\x00-\x1f\x7f\ud800-\udfff]*")  # that PYTHONPATH and a job file accept
 
 
 class JobError(PlainError, ValueError):
-    """A job that cannot be; one line with what is wrong, the value seen, and what to do."""
+    """An invalid job; one line with what is wrong, the value, and the fix."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job: ranks, each on a GPU of its own, that run one program.
+    """A job: ranks, each with its own GPU, that run one program.
 
     Raises JobError at a value that cannot be used.
 
-    program: what Python is given, a script and its arguments. {run_dir} in an argument stands for
-    the folder of the run's record; {array} for the value of this task, where the job is an array.
+    program: the arguments of Python, a script and its arguments. {run_dir} in an argument means the
+    folder of the run's record; {array} means the value of this task, if the job is an array.
     """
 
     name: str
     program: Sequence[str]
     nodes: int = 1
     ranks_per_node: int = 1
-    gpus_per_node: int = 0  # as many as ranks, or none: then the ranks use CPUs
+    gpus_per_node: int = 0  # the number of ranks, or 0: then the ranks use CPUs
     cpus_per_rank: int = 1
     time: str = "00:10:00"
-    # Who starts the ranks: a srun task each, or torchrun on each node.
+    # What starts the ranks: srun, one task per rank, or torchrun on each node.
     launcher: Literal["srun", "torchrun"] = "srun"
     # A task for each value, all running at once if there is room.
     array: Sequence[str] = ()
-    # More options of sbatch, such as --account=physics, which count more than the site's.
+    # More options of sbatch, such as --account=physics, which override the site's.
     sbatch: Sequence[str] = ()
-    # Whether the program can go on where it stopped, as mnist_ddp_resumable does.
+    # Whether the program can resume, as mnist_ddp_resumable does.
     requeue: bool = False
-    # Seconds before its end at which it is warned, or up to 60 s earlier; 0: it hears no signal.
+    # Seconds before its end at which it is warned, or up to 60 s earlier; 0: it gets no signal.
     grace: int = 120
-    # The folder of the script that was copied, from which it imports what lies beside it.
+    # The folder of the copied script, from which it imports its own modules.
     imports_from: str = ""
 
     @property
@@ -121,7 +121,7 @@ class Job:
 
 
 def check_text(field: str, value: object, pattern: re.Pattern[str], allowed: str) -> str:
-    """Return a value that is text of this pattern; raise JobError, which says what is allowed."""
+    """Return a value if it is text of this pattern; else raise JobError with the allowed form."""
     if not (isinstance(value, str) and pattern.fullmatch(value)):
         raise JobError(f"{field}={value!r} cannot be used: give {allowed}")
     return value
@@ -153,8 +153,8 @@ def seconds(limit: str) -> int:
     """Convert one of Slurm's time limits to seconds."""
     days, _, clock = limit.rpartition("-")
     numbers = [int(number) for number in clock.split(":")]
-    # Without days a single number is minutes, two are minutes:seconds;
-    # behind days they are hours, and hours:minutes.
+    # Without days, one number is minutes, and two are minutes:seconds; after days they are hours,
+    # and hours:minutes.
     first_unit = 3 if days or len(numbers) == 3 else 2
     numbers += [0] * (first_unit - len(numbers))
     total = int(days or 0) * _DAYS

@@ -1,6 +1,6 @@
-"""Run a job on this machine under torchrun, where no Slurm answers.
+"""Run a job on this machine under torchrun, if no Slurm answers.
 
-`run.submit` calls it for a job of the site `local`, in the learner's process.
+`run.submit` calls it for a job of the site `local`, in the driver process.
 """
 
 import os
@@ -12,7 +12,7 @@ from ddp_helpers.jobs.files import JobRecord, folder_of, job_from_record, keep, 
 from ddp_helpers.jobs.job import Job, JobError, seconds
 from ddp_helpers.jobs.queue import State
 
-# More would do nothing but fill the memory of this machine.
+# More ranks would only fill the memory of this machine.
 _RANKS_FOR_EACH_CPU = 8
 
 
@@ -38,7 +38,7 @@ def run_here(folder: Path, record: JobRecord) -> None:
 def _run_task(job: Job, folder: Path, record: JobRecord, task: str, value: str) -> str:
     """Run one task of an array, or a job without one, and return its state.
 
-    task: its number, or ''; value: what stands for {array}.
+    task: its number, or ''; value: what replaces {array}.
     """
     target = folder_of(folder, task)
     target.mkdir(exist_ok=True)
@@ -60,14 +60,14 @@ def _run_task(job: Job, folder: Path, record: JobRecord, task: str, value: str) 
 def _ran_well(job: Job, folder: Path, target: Path, value: str) -> bool:
     """Run the program to its end, and write its log; False, with the reason printed, if it fails.
 
-    folder: where the script lies; target: the run folder of this task.
+    folder: the script's folder; target: the run folder of this task.
     """
-    from ddp_helpers.launch import launch  # here, since it imports IPython, which no job needs
+    from ddp_helpers.launch import launch  # here: it imports IPython, which jobs do not need
 
     program = job.filled_in(target, value)
     if (folder / program[0]).is_file():
         program[0] = str(folder / program[0])
-    folders = [job.imports_from, os.environ.get("PYTHONPATH")]  # so, too
+    folders = [job.imports_from, os.environ.get("PYTHONPATH")]  # as in the job file
     env = {"PYTHONPATH": os.pathsep.join(filter(None, folders))} if job.imports_from else None
     try:
         with chdir(folder):  # as the job file does

@@ -1,6 +1,6 @@
-"""Watch a submitted job, read what its ranks say, and collect how it ended.
+"""Watch a submitted job, read its ranks' output, and collect how it ended.
 
-The learner's process calls it, on the login node; it works again in another process.
+The driver process calls it, on the login node; a different process can call it later.
 """
 
 import time
@@ -25,7 +25,8 @@ from ddp_helpers.jobs.queue import State, moment, states_of_job
 from ddp_helpers.launch.screen import Screen, shorten_paths
 from ddp_helpers.records import runs
 
-# Why a job waits for ever, on a cluster that does not refuse it at once (EnforcePartLimits=NO).
+# Reasons for which a job never starts, on a cluster that does not refuse it at once
+# (EnforcePartLimits=NO).
 _NEVER_STARTS = {
     "PartitionConfig",
     "PartitionNodeLimit",
@@ -33,9 +34,9 @@ _NEVER_STARTS = {
     "BadConstraints",
 }
 _REFRESH_SECONDS = 0.3
-_LONGEST_INTERVAL = 10  # seconds from one question to the controller to the next
+_LONGEST_INTERVAL = 10  # seconds between two queries of the controller
 _SHOWN_LINES = 8  # of the log of a job that failed
-_VERDICT = "explain says of this log:"  # the job file writes what follows it
+_VERDICT = "explain says of this log:"  # the job file writes the explanation after it
 
 
 def watch(folder: Path) -> None:
@@ -46,7 +47,7 @@ def watch(folder: Path) -> None:
     folder = Path(folder)
     ids = ids_of(folder, read_job_record(folder))
     if not ids:
-        return  # it ran here, and is over
+        return  # it ran on this machine, and is over
     job_id = ids[-1]
     log = _lines_as_they_come(log_path(folder, job_id))
     screen = Screen()
@@ -57,7 +58,7 @@ def watch(folder: Path) -> None:
             time.sleep(_REFRESH_SECONDS)
             if time.monotonic() > next_look:
                 states = states_of_job(job_id)
-                # Often at first, then at an interval that a busy controller does not mind.
+                # Often at first, then at an interval that does not load the controller.
                 interval = _REFRESH_SECONDS + (time.monotonic() - begin) / 50
                 next_look = time.monotonic() + min(_LONGEST_INTERVAL, interval)
             for state in states:
@@ -65,7 +66,7 @@ def watch(folder: Path) -> None:
             for rank, text in next(log):
                 screen.add(f"rank {rank}" if rank else "", text)
     except KeyboardInterrupt:
-        print(f"job {job_id} goes on: watch it again, or end it with cancel({job_id!r})")
+        print(f"job {job_id} continues: watch it again, or end it with cancel({job_id!r})")
         raise
     finally:
         screen.draw()
@@ -76,7 +77,7 @@ def _status_line(state: State) -> str:
     if state.state == "PENDING":
         reason = f" ({state.reason})" if state.reason not in ("", "None") else ""
         if state.reason in _NEVER_STARTS:
-            reason += ": it can never start so, cancel it and ask for less"
+            reason += ": it can never start; cancel it and request less"
         return f"job {state.job_id}: pending{reason}"
     begin, end = moment(state.started), moment(state.ended)
     if state.active:
@@ -88,7 +89,7 @@ def _status_line(state: State) -> str:
 
 
 def _lines_as_they_come(log: Path) -> Iterator[list[tuple[str, str]]]:
-    """Yield the lines that a log has grown by since the last time: rank ('' for none) and text."""
+    """Yield the log's new lines since the last time, as pairs of rank ('' for none) and text."""
     position, unfinished = 0, ""
     while True:
         new = ""
@@ -108,16 +109,16 @@ def _rank_and_text(line: str) -> tuple[str, str]:
 
 
 def collect(folder: Path) -> list[runs.RunRecord]:
-    """Return the record of the job's run, or of each task of its array, with how Slurm saw it end.
+    """Return the record of the job's run, or of each array task, with its end as Slurm reports it.
 
-    Of several submissions one that came to its end counts. Raises JobError if a job has not ended.
+    Of several submissions, a completed one counts. Raises JobError if a job has not ended.
     """
     folder, record = Path(folder).absolute(), read_job_record(folder)
     ids = ids_of(folder, record)
     if not ids:
         return _collect_local(folder, record)
     if (original := record.get("folder", str(folder))) != str(folder):
-        # Here another job may have its number.
+        # A different job may have its number here.
         copied = f"copied from {shorten_paths(original)}"
         print(f"{copied}: this Slurm is not asked about job {record['job_id']}")
         return [runs.read_run(path) for path in runs.run_folders(folder)]
@@ -139,7 +140,7 @@ def _collect_local(folder: Path, record: JobRecord) -> list[runs.RunRecord]:
 def _last_states(folder: Path, record: JobRecord, job_id: str) -> list[State]:
     """The state of each task of a job: of the submission that completed, else of the first.
 
-    Raises JobError if one is active, or if Slurm knows none of them.
+    Raises JobError if one is active, or if Slurm has a record of none.
     """
     ended: dict[str, State] = {}
     for state in states_of(folder, record) or states_of_job(job_id):
@@ -165,7 +166,7 @@ def _collect_task(folder: Path, record: JobRecord, state: State) -> runs.RunReco
 
 
 def states_of(folder: Path, record: JobRecord) -> list[State]:
-    """The states of all a job's submissions, oldest first, as far as Slurm still knows of them."""
+    """The states of all submissions of a job, oldest first, if Slurm still has them."""
     states = []
     for job_id in ids_of(folder, record):
         with suppress(JobError):

@@ -1,4 +1,4 @@
-"""The project of a job's script: what it imports from the folder in which it lies.
+"""The project of a job's script: the modules that it imports from its folder.
 
 `script_jobs` makes a `Project` on the login node, from texts: nothing is imported or run.
 """
@@ -22,7 +22,7 @@ _MOST = 3  # relative paths that are named
 class Project:
     """A script, and the files that it imports from its folder, with their texts.
 
-    folder: from which Python lets it import; "" for a script of the course's.
+    folder: the folder from which it imports; "" for a script of the course.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Project:
     def around(cls, script: Path, text: str) -> "Project":
         """Find the project of a script.
 
-        Raises JobError where no job file could name its folder, and at a part of a package.
+        Raises JobError if no job file could name its folder, or the script is part of a package.
         """
         path = script.expanduser().absolute()
-        path = path.resolve() if path.is_symlink() else path  # as Python takes it
+        path = path.resolve() if path.is_symlink() else path  # as Python resolves it
         folder = path.parent
         _check_relative_imports(path, text)
         texts = {file: own for file, own in texts_beside(text, folder).items() if file != path}
@@ -55,9 +55,9 @@ class Project:
         return "\n".join([self.text, *self.beside.values()])
 
     def notices(self, words: Sequence[str], in_container: bool) -> Iterator[str]:
-        """What a person should know of it, since a copy of the script runs, in the run folder.
+        """What a user should know, since a copy of the script runs in the run folder.
 
-        words: that the script is given.
+        words: the arguments of the script.
         """
         if self.beside:
             cure = "leave them as they are until the job has ended"
@@ -69,7 +69,7 @@ class Project:
             place = "in the job that is the run folder, with a copy of this file alone"
             yield f"{self.name} looks beside itself (__file__): {place}: give whole paths"
         for name, folder in self._lie_above().items():
-            place = f"which lies in {folder}, where the job does not look"
+            place = f"which is in {folder}, where the job does not look"
             cure = f"export PYTHONPATH='{folder}' before you submit it, or install {name}"
             yield f"{self.name} imports {name}, {place}: {cure}"
         found: dict[str, str] = {}
@@ -78,18 +78,18 @@ class Project:
         if found:
             paths = [f"{where}: give {whole}" for whole, where in found.items()][:_MOST]
             paths += [f"and {len(found) - _MOST} more"] * (len(found) > _MOST)
-            place = "begin in the run folder in the job, and would not be found there"
+            place = "are relative to the run folder in the job, and would not be found there"
             yield f"{self.name}: these paths {place}: {'; '.join(paths)}"
 
     def _texts(self) -> dict[Path, str]:
-        """The texts of all its files; none of a script of the course's."""
+        """The texts of all its files; none for a script of the course."""
         return {Path(self.folder, self.name): self.text, **self.beside} if self.folder else {}
 
     def _relative_paths(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Where relative paths of files that exist stand, by the whole path; the words first."""
+        """The places of relative paths of existing files, by full path; the arguments first."""
         folders = [str(Path.cwd()), *filter(None, [self.folder])]
         for name, whole in in_words(words, folders):
-            yield whole, f"{name} (behind --)"
+            yield whole, f"{name} (after --)"
         for file, text in self._texts().items():
             for line, name, whole in in_text(text, words, folders):
                 if whole != str(Path(self.folder, self.name)):
@@ -98,14 +98,14 @@ class Project:
     def _lie_above(self) -> dict[str, Path]:
         """The modules that only a folder above the script has, each with this folder.
 
-        Those that an environment has are left out: it may be the job's, too.
+        Modules that an environment has are left out: the job may have the same environment.
         """
         found: dict[str, Path] = {}
         for text in self._texts().values():
             names = {name for name, *_ in imported_names(nodes_of(text)) if name}
             for name in names - sys.stdlib_module_names:
                 others = [finder for finder in sys.meta_path if finder is not PathFinder]
-                paths = [self.folder, *sys.path[1:]]  # the first is where this command was called
+                paths = [self.folder, *sys.path[1:]]  # the first is the folder of this command
                 if not PathFinder.find_spec(name, paths) and not any(
                     finder.find_spec(name, None) for finder in others
                 ):
@@ -115,7 +115,7 @@ class Project:
         return found
 
     def _names(self) -> str:
-        """The files and folders that lie in its folder, and have what it imports."""
+        """The files and folders in its folder that have its imports."""
         parts = [file.relative_to(self.folder).parts for file in self.beside]
         names = dict.fromkeys(f"{name}/" if rest else name for name, *rest in parts)
         return ", ".join(names)
@@ -133,7 +133,7 @@ def _has(folder: Path, name: str, around: Sequence[Path]) -> bool:
 
 
 def _check_relative_imports(script: Path, text: str) -> None:
-    """Raise JobError where a script begins with an import that only a part of a package can do."""
+    """Raise JobError if a script has a relative import, which only a package allows."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.level:
             above = [*takewhile(lambda it: (it / "__init__.py").exists(), script.parents)]
@@ -141,5 +141,5 @@ def _check_relative_imports(script: Path, text: str) -> None:
             module = ".".join(script.relative_to(root.parent).with_suffix("").parts)
             lack = f"{ast.unparse(node)!r} needs a package, and a job's script is in none"
             line = f'runpy.run_module("{module}", run_name="__main__", alter_sys=True)'
-            cure = f"give a script beside {root.name}/ with this line alone: import runpy; {line}"
+            cure = f"give a script next to {root.name}/ with only this line: import runpy; {line}"
             raise JobError(f"{script.name}, line {node.lineno}: {lack}: {cure}")

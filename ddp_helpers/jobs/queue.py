@@ -1,6 +1,6 @@
 """Slurm's own commands: submit a job, ask for its state, cancel it.
 
-One process calls it, where Slurm's commands are; none of them is run as part of another job.
+One process calls it, on a machine with Slurm's commands; none runs as part of another job.
 """
 
 import re
@@ -31,7 +31,7 @@ ACTIVE = {
 }
 _NODES = "`sinfo -N -o '%N %c %m %G'` shows them"
 _PROCESSORS = "`sinfo -N -o '%N %c %G'` shows what there is"
-# By a piece of Slurm's complaint, what to do about it.
+# By a part of Slurm's error message, what to do about it.
 _CURES = {
     "qos policy": "wait until jobs have ended, or ask for less; `sacctmgr show qos` has the limits",
     "account": "change `--account`; `sacctmgr show associations user=$USER` lists yours",
@@ -52,7 +52,7 @@ Finished = subprocess.CompletedProcess[str]
 
 @dataclass
 class State:
-    """The state of a job, or of one task of an array; times as Slurm writes them."""
+    """The state of a job, or of one task of an array; times are in Slurm's format."""
 
     job_id: str
     state: str
@@ -67,18 +67,18 @@ class State:
 
     @property
     def active(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the job waits or runs."""
         return self.state in ACTIVE
 
     def record(self) -> dict[str, str | float | None]:
-        """The same for job.json, with the seconds in the queue and on the nodes."""
+        """Return the state for job.json, with the seconds in the queue and on the nodes."""
         queue_seconds = _seconds_between(self.submitted, self.started)
         seconds = _seconds_between(self.started, self.ended)
         return asdict(self) | {"queue_seconds": queue_seconds, "seconds": seconds}
 
 
 def moment(text: str) -> datetime | None:
-    """Read a time of Slurm's; None where it is not known yet."""
+    """Parse a time of Slurm; None if it is not known yet."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -86,7 +86,7 @@ def moment(text: str) -> datetime | None:
 
 
 def _seconds_between(begin: str, end: str) -> float | None:
-    """Seconds from one time of Slurm's to another; None where one is not known yet."""
+    """Return the seconds between two times of Slurm; None if one is not known yet."""
     first, last = moment(begin), moment(end)
     return (last - first).total_seconds() if first and last else None
 
@@ -94,8 +94,8 @@ def _seconds_between(begin: str, end: str) -> float | None:
 def run_slurm(*command: str, cwd: Path | None = None, seconds: float = 60) -> Finished:
     """Run one of Slurm's commands to its end.
 
-    seconds: how long it may take; one that waits in the queue, as srun does, needs more. Raises
-    JobError when they are over, or where the command is not installed.
+    seconds: the time limit; a command that waits in the queue, such as srun, needs more. Raises
+    JobError after this limit, or if the command is not installed.
     """
     try:
         return subprocess.run(
@@ -121,7 +121,7 @@ def available() -> bool:
     if not shutil.which("sbatch"):
         return False
     settings = clean_environment().get("SLURM_CONF")
-    if settings and not Path(settings).is_file():  # sinfo would wait a minute for it
+    if settings and not Path(settings).is_file():  # sinfo would wait a minute
         return False
     return run_slurm("sinfo", "--noheader").returncode == 0
 
@@ -129,8 +129,8 @@ def available() -> bool:
 def send(batch: Path, *options: str) -> str:
     """Hand an sbatch file to Slurm, and return the job's id.
 
-    options: more of sbatch's; with --test-only, nothing is submitted, and the id is "". Raises
-    JobError with Slurm's complaint, and what to change.
+    options: more options of sbatch; with --test-only, nothing is submitted, and the id is "".
+    Raises JobError with Slurm's error message, and what to change.
     """
     done = run_slurm("sbatch", "--parsable", *options, str(batch.absolute()), cwd=batch.parent)
     if done.returncode == 0:
@@ -144,14 +144,14 @@ def send(batch: Path, *options: str) -> str:
 
 
 def cancel(job_id: str) -> None:
-    """End a job, or a whole array. One that has ended already stays as it is."""
+    """End a job, or an entire array. A job that has ended already stays unchanged."""
     done = run_slurm("scancel", job_id)
     if done.returncode:
         raise JobError(f"job {job_id} cannot be cancelled: {done.stderr.strip()}")
 
 
 def start_now(job_id: str) -> None:
-    """Have a requeued job start as soon as there is room: Slurm holds it back for two minutes."""
+    """Let a requeued job start as soon as there is room: Slurm delays it by two minutes."""
     done = run_slurm("scontrol", "update", f"JobId={job_id}", "StartTime=now")
     if done.returncode:
         complaint = (done.stderr or done.stdout).strip()
@@ -159,10 +159,10 @@ def start_now(job_id: str) -> None:
 
 
 def states_of_job(job_id: str) -> list[State]:
-    """Return the state of a job, or of each task of an array, from the first source that knows it.
+    """Return the state of a job, or of each task of an array, from the first source that has it.
 
     A site's controller forgets a job some minutes after its end; then accounting has it. Raises
-    JobError if neither knows the job.
+    JobError if neither has the job.
     """
     for source in (controller, accounting):
         states = [task for state in source(job_id) for task in tasks_of(state)]
@@ -173,9 +173,9 @@ def states_of_job(job_id: str) -> list[State]:
 
 
 def tasks_of(state: State) -> list[State]:
-    """Split the state of several tasks of an array, which Slurm gives as 0-2,5%1, into one each.
+    """Split the state of several array tasks, which Slurm gives as 0-2,5%1, into one per task.
 
-    Slurm does so where tasks wait, or were cancelled before they began.
+    Slurm does so if tasks wait, or were cancelled before they started.
     """
     tasks = state.task.strip("[]").partition("%")[0]
     numbers: list[int] = []
@@ -194,7 +194,8 @@ def controller(job_id: str) -> list[State]:
     for line in run_slurm("scontrol", "show", "job", job_id, "--oneliner").stdout.splitlines():
         if not line.startswith("JobId="):
             continue
-        # A folder of any name comes late in a line: of two fields of a name the first counts.
+        # A folder of any name comes late in the line: of two fields with one name, the first
+        # counts.
         pairs = re.findall(r"(?:^| )(\w+)=(\S*)", line)
         fields = dict(reversed(pairs))
         state = State(
@@ -216,7 +217,7 @@ _ACCOUNTING_COLUMNS = "JobIDRaw,State,Reason,ExitCode,NodeList,Submit,Start,End,
 
 
 def accounting(job_id: str) -> list[State]:
-    """Read the states that `sacct` reports, where the cluster keeps accounts."""
+    """Read the states that `sacct` reports, if the cluster has accounting."""
     if not shutil.which("sacct"):
         return []
     options = ("-X", "-P", "-n", "-j", job_id, f"--format={_ACCOUNTING_COLUMNS}")

@@ -1,7 +1,7 @@
-"""Which relative paths of a script begin elsewhere in its job, which starts in the run folder.
+"""Find the relative paths of a script that mean something different in its job.
 
-`project` asks it on the login node, of texts and words: nothing is imported or run. A path is named
-where it exists, seen from the folders given.
+`project` calls it on the login node, with texts and arguments: nothing is imported or run. It names
+a path if it exists relative to the given folders.
 """
 
 import ast
@@ -13,14 +13,14 @@ from typing import TypeGuard
 
 from ddp_tools.beside import called, nodes_of
 
-# A name without a slash and a suffix, such as `data`, counts where a word like these stands by it,
+# A name without a slash and a suffix, such as `data`, counts if a word like these is next to it,
 _PATH = re.compile(r"path|dir|folder|file|root|data|config|checkpoint|ckpt", re.IGNORECASE)
-# or where it is the first argument of such a call: Path, ImageFolder, open, listdir.
+# or if it is the first argument of such a call: Path, ImageFolder, open, listdir.
 _OPENS = re.compile(r"^[A-Z]|open|load|read|dir|walk|glob")
 
 
 def in_words(words: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name the relative paths among a script's words, each with the whole path of what is there."""
+    """Name the relative paths among a script's arguments, each with the full path of its target."""
     before = ""
     for word in words:
         flag, equals, name = word.rpartition("=")
@@ -32,9 +32,9 @@ def in_words(words: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str
 def in_text(
     text: str, words: Sequence[str], folders: Sequence[str]
 ) -> Iterator[tuple[int, str, str]]:
-    """Name the relative paths in a text, by line, each with the whole path of what is there.
+    """Name the relative paths in a text, by line, each with the full path of its target.
 
-    words: the default of an option that is given there counts no longer.
+    words: the script's arguments; the default of an option that they give does not count.
     """
     nodes = list(nodes_of(text))
     given = {word.partition("=")[0] for word in words}
@@ -61,7 +61,7 @@ def in_text(
 
 
 def _paths_of(call: ast.Call) -> Iterator[ast.AST]:
-    """The arguments of a call that are paths, whatever they look like."""
+    """The arguments of a call that are always paths."""
     if _OPENS.search(called(call)):
         yield from call.args[:1]
     options = " ".join(_options_of(call))
@@ -71,7 +71,7 @@ def _paths_of(call: ast.Call) -> Iterator[ast.AST]:
 
 
 def _others_of(call: ast.Call, given: set[str]) -> Iterator[ast.AST]:
-    """The arguments of a call that are no paths from the folder in which the script starts."""
+    """The arguments of a call that are not paths relative to the script's start folder."""
     if "join" in called(call):
         yield from call.args[called(call) == "join" :]
     if not given.isdisjoint(_options_of(call)):
@@ -93,12 +93,12 @@ def _is_text(node: ast.AST) -> TypeGuard[_Text]:
 
 
 def _is_path(name: str, is_named_so: bool) -> bool:
-    """Whether a text is a relative path by its looks, or because a word by it says so."""
+    """Whether a text is a relative path by its form, or by a word next to it."""
     looks_so = is_named_so or "/" in name or bool(Path(name).suffix)
     return looks_so and bool(name.strip("./")) and not Path(name).is_absolute()
 
 
 def _wholes(name: str, folders: Sequence[str]) -> list[str]:
-    """The whole path of what a name means in the first of the folders that has it, if one does."""
+    """The full path of a name in the first folder that has it, if one does."""
     paths = (Path(folder, name) for folder in folders)
     return [os.path.normpath(path) for path in paths if os.path.lexists(path)][:1]

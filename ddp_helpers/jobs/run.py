@@ -1,6 +1,6 @@
-"""Write a job's files into a run folder, and submit it, for the first time or once more.
+"""Write a job's files into a run folder, and submit it, for the first time or again.
 
-The learner's process calls it, on the login node. `monitor` shows what becomes of the job.
+The driver process calls it, on the login node. `monitor` shows the job's progress.
 """
 
 from dataclasses import asdict
@@ -25,7 +25,7 @@ from ddp_helpers.jobs.site import Site
 from ddp_helpers.launch.screen import shorten_paths
 from ddp_helpers.rank.files import write_atomically
 
-# By run folder: what this process made there, and takes back if Slurm refuses the job.
+# By run folder: the files of this process there, removed if Slurm refuses the job.
 _MADE: dict[Path, list[Path]] = {}
 
 
@@ -36,11 +36,11 @@ def write_job(
     script: str | None = None,
     batch_size_per_rank: int = 0,
 ) -> Path:
-    """Write the sbatch file into a run folder, beside the script that it starts; return its path.
+    """Write the sbatch file into a run folder, next to the script that it starts; return its path.
 
-    script: the text of that script, to be written too; then all is taken back if Slurm refuses the
-    job. batch_size_per_rank: noted in job.json, if it is not 0. Raises JobError, with nothing
-    written, if the folder holds another run, or another script of that name.
+    script: the text of that script, also written; then all files are removed if Slurm refuses the
+    job. batch_size_per_rank: recorded in job.json, if it is not 0. Raises JobError, with nothing
+    written, if the folder has a different run, or a different script of that name.
     """
     folder = Path(folder).absolute()
     text = render(job, site, folder)
@@ -73,7 +73,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _write_script(path: Path, text: str) -> None:
-    """Write a script that may lie there already. Raises FileExistsError at another one."""
+    """Write a script that may already exist. Raises FileExistsError if it differs."""
     if path.is_file() and path.read_text(errors="replace") == text:
         return
     with path.open("x") as file:
@@ -83,9 +83,9 @@ def _write_script(path: Path, text: str) -> None:
 def submit(folder: Path) -> str:
     """Submit the job that was written here, and return its id.
 
-    A job of the site `local` runs here under torchrun where no Slurm answers; its id is "". Raises
-    JobError where Slurm refuses it: what prepare() wrote is gone then, and what was written by
-    hand stays.
+    A job of the site `local` runs here under torchrun if no Slurm answers; its id is "". Raises
+    JobError if Slurm refuses it: then the files of prepare() are removed, and files written by hand
+    stay.
     """
     folder, record = Path(folder).absolute(), read_job_record(folder)
     ids = ids_of(folder, record)
@@ -93,7 +93,7 @@ def submit(folder: Path) -> str:
         before = f"as job {ids[-1]}" if ids else "and ran here, without Slurm"
         cure = "write a new job into a new folder"
         if record["job"].get("requeue"):
-            cure = f"to go on: ddp-course job --again {shorten_paths(str(folder))}"
+            cure = f"to resume: ddp-course job --again {shorten_paths(str(folder))}"
         raise JobError(f"{shorten_paths(str(folder))} was submitted already, {before}: {cure}")
     try:
         return _start(folder, record)
@@ -103,29 +103,29 @@ def submit(folder: Path) -> str:
 
 
 def resubmit(folder: Path) -> str:
-    """Submit a job once more, to go on where it stopped, and return its new id.
+    """Submit a job again, to resume where it stopped, and return its new id.
 
-    Raises JobError where its script cannot go on, where it was copied from another folder, or
-    while it still waits or runs.
+    Raises JobError if its script cannot resume, if it was copied from a different folder, or while
+    it still waits or runs.
     """
     folder, record = Path(folder).absolute(), read_job_record(folder)
     if not record["job"].get("requeue"):
         cure = "write a new job"
         raise JobError(
-            f"{shorten_paths(str(folder))}: its script cannot go on where it stopped: {cure}"
+            f"{shorten_paths(str(folder))}: its script cannot resume where it stopped: {cure}"
         )
     if (original := record.get("folder", str(folder))) != str(folder):
         copied = f"{shorten_paths(str(folder))} was copied from {shorten_paths(original)}"
-        raise JobError(f"{copied}: let it go on there")
+        raise JobError(f"{copied}: resume it there")
     for state in states_of(folder, record):
         if state.active:
             activity = f"job {state.job_id} is {state.state.lower()}"
-            raise JobError(f"{activity}: it goes on by itself, watch it")
+            raise JobError(f"{activity}: it continues by itself, watch it")
     return _start(folder, record)
 
 
 def _start(folder: Path, record: JobRecord) -> str:
-    """Hand the job to Slurm, note its id, and return it; without Slurm run it here: id ""."""
+    """Submit the job to Slurm, record and return its id; without Slurm run it here: id ""."""
     if not available():
         if record["site"] != "local":
             reason = f"no Slurm answers here, and {record['site']} is a real cluster"

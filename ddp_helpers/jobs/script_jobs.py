@@ -1,4 +1,4 @@
-"""Make a job of a script, the course's or anybody's, checked before it waits in a queue.
+"""Make a job from a script of the course or of the user, checked before it waits in a queue.
 
 The command `job`, job.ipynb and notebook 17 call it, in one process on the login node.
 """
@@ -42,7 +42,7 @@ def _source_of(script: str | Path) -> str:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         reason = str(error).partition(" (")[0] or "nested too deeply"
-        raise JobError(f"script {str(script)!r}{line}: {reason}: mend it first") from None
+        raise JobError(f"script {str(script)!r}{line}: {reason}: fix it first") from None
     return text
 
 
@@ -58,17 +58,17 @@ def prepare(
 ) -> Job:
     """Write a job's file, and the script that it starts, into a new run folder; return the job.
 
-    script: one of the course's by its name, or the path of a file, of which a copy runs; what it
-    imports from beside it is not copied, but found where it lies. arguments: what the script is
-    given; they may hold {run_dir} and {array}. batch_size_per_rank: for the record, where the
-    arguments hold the batch of all ranks because each was to have so many samples: such runs show
-    weak scaling. show: print the job's file; what a person should know of it comes after it, on
-    stderr. fields: more of a `Job`; None or "" is as if it were not given. Then cpus_per_rank and
-    time are the site's, and the launcher is torchrun where the script knows no other, as its text
-    and those of its modules tell, else srun. sbatch is one text, as a shell reads it.
+    script: a script of the course by its name, or the path of a file, of which a copy runs; modules
+    next to it are not copied, but imported from there. arguments: the script's arguments; they may
+    contain {run_dir} and {array}. batch_size_per_rank: for the record, if the arguments contain the
+    effective batch size computed from this number: such runs show weak scaling. show: print the job
+    file, and after it, on stderr, notices for the user. fields: more fields of a `Job`; None or ""
+    counts as not given. Then cpus_per_rank and time are the site's, and the launcher is torchrun if
+    the texts of the script and its modules read only torchrun's variables, else srun. sbatch is one
+    text, as a shell reads it.
 
-    Raises JobError, with nothing written, where the job would fail. Nothing stays either where
-    this process submits the job, and Slurm refuses it.
+    Raises JobError, with nothing written, if the job would fail. No file remains if this process
+    submits the job and Slurm refuses it.
     """
     arguments = as_arguments(arguments)
     text = _source_of(script)
@@ -81,8 +81,8 @@ def prepare(
         usual["sbatch"] = shlex.split(given.pop("sbatch", ""))
     except ValueError as error:
         raise JobError(f"sbatch={fields['sbatch']!r} cannot be split into words: {error}") from None
-    # The site's arguments first, since of two equal flags the last one counts. Another script than
-    # the course's knows no --no-cuda.
+    # The site's arguments first, since of two equal flags the last one counts. Only the course's
+    # scripts have --no-cuda.
     is_ours = str(script) in scripts.NAMES
     site_arguments = site.script_args if is_ours else ()
     project = Project(file_name, text) if is_ours else Project.around(Path(script), text)
@@ -95,20 +95,20 @@ def prepare(
     notices += project.notices(arguments, site.in_container)
     batch = write_job(job, site, folder, text, batch_size_per_rank)
     if show:
-        print(batch.read_text(), flush=True)  # before stderr, also where both are one file
+        print(batch.read_text(), flush=True)  # before stderr, even if both are one file
     for notice in notices:
         print(notice, file=sys.stderr)
     return job
 
 
-# The names by which torchrun tells a process its rank, and the call that reads them by itself.
+# The names in which torchrun passes a process its rank, and the call that reads them itself.
 _TORCHRUNS = re.compile(r"""["'](LOCAL_RANK|RANK|WORLD_SIZE)["']|\binit_process_group\b""")
 
 
 def _launcher_of(text: str, file_name: str, notices: list[str]) -> Literal["srun", "torchrun"]:
-    """Choose who starts a script's ranks: torchrun where its text reads only torchrun's names.
+    """Choose what starts a script's ranks: torchrun if its text reads only torchrun's names.
 
-    text: of the script and its modules. notices: what a person should know is added to them.
+    text: of the script and its modules. notices: a notice for the user is added to them.
     """
     if not _TORCHRUNS.search(text) or "SLURM_" in text:
         return "srun"
@@ -118,10 +118,10 @@ def _launcher_of(text: str, file_name: str, notices: list[str]) -> Literal["srun
 
 
 def _fit_warning(job: Job, file_name: str, handles_warning: bool, notices: list[str]) -> Job:
-    """Return the job without a warning where its script handles none; say what the script could do.
+    """Return the job without a warning if its script handles none; add a notice for the user.
 
-    handles_warning: whether SIGUSR2, by which Slurm warns it, is named in the script or a module
-    beside it. notices: what a person should know is added to them.
+    handles_warning: whether the script or a module next to it names SIGUSR2, Slurm's warning.
+    notices: a notice for the user is added to them.
     """
     if handles_warning and not job.requeue:
         cure = "give --requeue to have it warned, and started again"
@@ -149,9 +149,9 @@ def run_folder(root: Path, name: str, otherwise: str) -> Path:
 
 
 def as_arguments(arguments: Sequence[object]) -> list[str]:
-    """Turn a script's arguments into texts.
+    """Convert a script's arguments to texts.
 
-    Raises JobError at a single text, each letter of which would become an argument.
+    Raises JobError for a single text, each letter of which would become an argument.
     """
     if isinstance(arguments, list | tuple):
         return [str(argument) for argument in arguments]
@@ -168,12 +168,11 @@ def keeps_no_record(script: str | Path, arguments: Sequence[str]) -> bool:
 def ready(
     site: str | Path, folder: Path, data: Path | None, nodes: int = 2, gpus_per_node: int = 2
 ) -> bool:
-    """Run the doctor as a job at a site, in a new run folder; return whether all rows are green.
+    """Run the doctor as a job at a site, in a new run folder; return whether all checks are ok.
 
-    A person on the login node calls it. The job is made from the site file, as a learner's jobs
-    are. data: where MNIST is, or is put; without it, and where the site has none, the doctor looks
-    at no data. Prints the doctor's table, as the ranks do. Raises JobError where no Slurm answers,
-    or where it refuses the job.
+    It runs on the login node. The job is made from the site file, as a learner's jobs are. data:
+    the folder that has, or gets, MNIST; without it, and if the site has none, the doctor checks no
+    data. Prints the doctor's table. Raises JobError if no Slurm answers, or it refuses the job.
     """
     if not available():
         cure = "go to the login node, or start one with slurm/cluster up"

@@ -1,7 +1,7 @@
 """A cluster on which jobs run, read from a site file.
 
-Whoever makes a job loads its site, in one process; `sbatch.render` makes the job file from both. A
-site file is code of the person who submits: its words reach Slurm and the shell as they stand.
+The process that makes a job loads its site; `sbatch.render` makes the job file from both. A site
+file is code of the person who submits: its text reaches Slurm and the shell unchanged.
 """
 
 import getpass
@@ -15,9 +15,9 @@ from typing import Any
 
 from ddp_helpers.jobs.job import Job, JobError
 
-# slurm/sites: a link in a checkout leads there; an installed package has the files themselves.
+# slurm/sites: a link in a checkout points there; an installed package has the files themselves.
 SITES = Path(__file__).with_name("sites").resolve()
-# Options by which each of Slurm's commands, not only sbatch, is let onto a cluster.
+# Options that every command of Slurm, not only sbatch, needs for access to a cluster.
 _ADMISSION = ("--account=", "--partition=", "--qos=", "--reservation=")
 
 
@@ -28,14 +28,14 @@ class Site:
     name: str
     description: str = ""
     gpus: str = "--gres=gpu:{n}"  # asks sbatch for {n} GPUs on each node; "": there are none
-    cpus_per_rank: int = Job.cpus_per_rank  # of a job that does not say how many
-    time: str = Job.time  # of a job that does not say how long
+    cpus_per_rank: int = Job.cpus_per_rank  # of a job that does not set it
+    time: str = Job.time  # of a job that does not set it
     sbatch: tuple[str, ...] = ()  # more options of sbatch, each a line #SBATCH
     setup: tuple[str, ...] = ()  # commands of bash, before anything runs
-    container: str = ""  # what stands in front of Python on each node
+    container: str = ""  # the command before Python on each node
     python: str = ""  # without it, the Python that writes the file
     srun: str = ""  # more options of srun
-    script_args: tuple[str, ...] = ()  # for the course's scripts, in front of a job's
+    script_args: tuple[str, ...] = ()  # for the course's scripts, before the job's own
 
     @property
     def admission(self) -> list[str]:
@@ -44,23 +44,23 @@ class Site:
 
     @property
     def in_container(self) -> bool:
-        """Whether the ranks run in an image, in which the Python of this machine is not."""
+        """Whether the ranks run in an image, which does not have this machine's Python."""
         return bool(self.container) or "--container-image" in self.srun
 
     @property
     def has_data(self) -> bool:
-        """Whether the site itself says where MNIST lies, as in an image."""
+        """Whether the site itself names the folder of MNIST, as in an image."""
         return any(argument.partition("=")[0] == "--data" for argument in self.script_args)
 
     @classmethod
     def load(cls, name: str | Path) -> "Site":
         """Read a site by its name in slurm/sites, or by the path of its file.
 
-        The learner's own file, ~/.config/ddp-course/site.toml, adds its `sbatch` options behind
-        the site's, where Slurm takes the last of equal ones; other keys of it take the place of the
-        site's. At `local`, where another cluster's account is not known, it does not count; there
-        scripts are kept from GPUs unless `ddp-course gpus` simulates them. Raises JobError where
-        there is no such site, or a key of it cannot be used.
+        The user's file, ~/.config/ddp-course/site.toml, adds its `sbatch` options after the site's,
+        since Slurm takes the last of equal ones; its other keys replace the site's. At `local`,
+        which does not have the cluster's account, it does not count; scripts do not use GPUs there
+        unless `ddp-course gpus` simulates them. Raises JobError if there is no such site, or a key
+        of it cannot be used.
         """
         path = Path(name) if str(name).endswith(".toml") else SITES / f"{name}.toml"
         is_file = False
@@ -77,7 +77,7 @@ class Site:
             learners = _read_keys(own)
             options = values.get("sbatch", ()) + learners.get("sbatch", ())
             values |= learners | {"sbatch": options}
-        if path.stem == "local" and "SIMULATED_GPUS" in os.environ:  # then the ranks can use them
+        if path.stem == "local" and "SIMULATED_GPUS" in os.environ:  # the ranks can use these
             values["script_args"] = ()
         return cls(path.stem, **values)
 
@@ -89,7 +89,10 @@ def _read_keys(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise JobError(f"{source} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what tomllib lets through
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also errors that tomllib lets through
         raise JobError(f"{source} is not TOML: {error}") from None
     defaults = {field.name: field.default for field in fields(Site) if field.name != "name"}
     values: dict[str, Any] = {}
@@ -102,7 +105,7 @@ def _read_keys(path: Path) -> dict[str, Any]:
             raise JobError(f"{source}: the key {key!r} is not known: {hint}")
         values[key] = _typed(f"{source}: {key}", value, defaults[key])
     for option in values.get("sbatch", ()):
-        if not option.startswith("-"):  # Slurm says nothing of it, and asks for less
+        if not option.startswith("-"):  # Slurm prints no error, and requests less
             cure = "an option begins with --, as '--mem=32G' does"
             raise JobError(f"{source}: sbatch = [{option!r}]: {cure}")
     return values

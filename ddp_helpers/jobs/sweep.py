@@ -1,7 +1,7 @@
 """Run a sweep: slurm/job.ipynb, executed by papermill once for each configuration.
 
-Of a notebook's parameters papermill checks no name: `check_names` does, before anything runs, and
-in job.ipynb itself. On a login node or a laptop.
+papermill does not check the names of parameters: `check_names` does, before anything runs, and in
+job.ipynb itself. It runs on a login node or a laptop.
 """
 
 import ast
@@ -33,9 +33,9 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
     """Run each configuration that has no finished run yet, and show them in a table meanwhile.
 
     The `run` of a configuration names its run folder, in which the executed notebook is kept.
-    at_once: the number of jobs that run side by side. Returns the table; see `state`.
+    at_once: the number of jobs that run at the same time. Returns the table; see `state`.
     Raises JobError after all have run if a job fails; with nothing run, if a name is wrong or a run
-    folder holds a run with other values.
+    folder has a run with different values.
     """
     _check(configurations)
     display = DisplayHandle()
@@ -50,7 +50,7 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
                     table = current
                     display.update(table)
         except BaseException:
-            # An interrupt: the job that runs goes on, and the next sweep waits for it.
+            # An interrupt: the running job continues, and the next sweep waits for it.
             _end(futures)
             raise
     table = sweep_table(configurations)
@@ -62,7 +62,7 @@ def sweep(configurations: Sequence[Configuration], at_once: int = 1) -> pd.DataF
 
 
 def _check(configurations: Sequence[Configuration]) -> None:
-    """Raise JobError if a name is no parameter, or a run folder is not a configuration's own."""
+    """Raise JobError if a name is no parameter, or two configurations share a run folder."""
     for configuration in configurations:
         check_names(JOB, configuration)
     names = [configuration.get("run") for configuration in configurations]
@@ -75,12 +75,12 @@ def _check(configurations: Sequence[Configuration]) -> None:
 
 
 def _check_values(configuration: Configuration) -> None:
-    """Raise JobError if the run folder holds a run of other values, as its notebook says."""
+    """Raise JobError if the notebook in the run folder has different values."""
     copy = _attempts(configuration)[-1] / JOB.name
     try:
         recorded = json.loads(copy.read_text())["metadata"]["papermill"]["parameters"]
     except (OSError, ValueError, KeyError):
-        return  # there is none, or papermill was killed while it wrote
+        return  # no notebook, or papermill was killed while writing
     different = [
         f"{name} was {recorded.get(name)!r}, now {configuration.get(name)!r}"
         for name in sorted({*recorded, *configuration} - {"run"})
@@ -98,16 +98,16 @@ def _run(configuration: Configuration) -> None:
     _collect_if_abandoned(folder)
     if runs.read_run(folder).state == "done":
         return
-    if folder.exists():  # it failed, or was cancelled: that record stays as it is
+    if folder.exists():  # it failed, or was cancelled: that record stays unchanged
         folder = folder.with_name(f"{attempts[0].name}-try{len(attempts) + 1}")
     parameters = {**configuration, "run": str(folder.relative_to(RUNS))}
     execute(JOB, folder / JOB.name, **parameters)
 
 
 def _collect_if_abandoned(folder: Path) -> None:
-    """Collect the job that nobody watched to its end, so that its record says what Slurm knows.
+    """Collect a job that was not watched to its end, so that its record has Slurm's data.
 
-    Raises JobError if Slurm has forgotten a job whose run is not done.
+    Raises JobError if Slurm no longer has a job whose run is not done.
     """
     try:
         if runs.read_run(folder).job.get("state") == "PENDING" and _wait_for_job(folder):
@@ -146,7 +146,7 @@ def _end(futures: Sequence[Future]) -> None:
 
 
 def sweep_table(configurations: Sequence[Configuration]) -> pd.DataFrame:
-    """Tabulate where each configuration stands, and what came out: a row each, by its run."""
+    """Tabulate the state and the results of each configuration: one row per run."""
     rows = [_row(runs.read_run(_attempts(configuration)[-1])) for configuration in configurations]
     return pd.DataFrame(rows, dtype=object).set_index("run").fillna("")
 
@@ -167,7 +167,7 @@ def _row(run: runs.RunRecord) -> dict[str, object]:
 
 
 def _state(run: runs.RunRecord) -> str:
-    """Return the state of a run; before it has one, that it waits for its turn, or starts."""
+    """Return the state of a run; before it has one, that it waits or starts."""
     if not run.folder.exists():
         return "waits"
     if run.state == "unknown" and run.job.get("state", "WRITTEN") == "WRITTEN":
@@ -176,10 +176,10 @@ def _state(run: runs.RunRecord) -> str:
 
 
 def check_names(notebook: str | Path, names: Iterable[str]) -> None:
-    """Raise JobError at a name that is no parameter of the notebook.
+    """Raise JobError for a name that is no parameter of the notebook.
 
-    notebook: its path, relative to the checkout. Names of the kernel, and those that begin with an
-    underscore, may be anybody's. papermill would run a name that is none as code.
+    notebook: its path, relative to the checkout. Names of the kernel, and names that start with an
+    underscore, are ignored. papermill would run a name that is no identifier as code.
     """
     known = _parameter_names(ROOT / notebook)
     for name in names:
@@ -203,12 +203,12 @@ def _parameter_names(notebook: Path) -> list[str]:
 
 
 def execute(notebook: str | Path, output: str | Path, **parameters: object) -> None:
-    """Execute a notebook with these parameters, whatever it calls them; keep the copy at `output`.
+    """Execute a notebook with these parameters; keep the copy at `output`.
 
     notebook: its path, relative to the checkout. Raises JobError, with nothing executed, if it has
-    no such parameter; and where one of its cells fails.
+    no such parameter; or if one of its cells fails.
     """
-    import papermill  # here, since it takes a second, and the job's own kernel only checks names
+    import papermill  # here: it takes a second, and the job's kernel only checks names
     from papermill.exceptions import PapermillExecutionError
 
     from ddp_helpers.launch.kernels import KernelOnFiles
@@ -231,5 +231,5 @@ def execute(notebook: str | Path, output: str | Path, **parameters: object) -> N
 
 
 def _braced(path: str | Path) -> str:
-    """Double the braces of a path: papermill would fill in what stands in them."""
+    """Double the braces of a path: papermill would treat them as placeholders."""
     return str(path).replace("{", "{{").replace("}", "}}")

@@ -1,4 +1,4 @@
-"""Start ranks and programs through one warm server, hear how each ends, and end all of a launch.
+"""Start ranks and programs through one warm server, report how each ends, end each completely.
 
 It runs in the learner's process.
 """
@@ -26,22 +26,22 @@ from ddp_tools import PlainError
 
 
 class LaunchError(PlainError, RuntimeError):
-    """A launch that failed or took too long; the message names a rank and has its last lines."""
+    """A launch that failed or took too long; the message names a rank and shows its last lines."""
 
 
 class _Server:
-    """The server of this process, and what it has told."""
+    """The warm server of this process, and what it has reported."""
 
     def __init__(self) -> None:
-        """Start it, where `shared_server` has not: it imports torch when a rank is asked for."""
+        """Connect to the shared server, or start one, which imports torch for the first rank."""
         self._socket = connect() or self._start_one()
         self._connection = Connection(os.dup(self._socket.fileno()))
         self._sending, self.changed = threading.Lock(), threading.Condition()
         self._numbers = count(1)
-        # By the number of the request: process ids, and exit statuses, the first end first.
+        # By request number: process ids, and exit statuses in the order of the ends.
         self._started: dict[int, int] = {}
         self.ended: dict[int, int] = {}
-        self._abandoned: set[int] = set()  # requests whose answer nobody waits for any more
+        self._abandoned: set[int] = set()  # requests for whose answer nobody waits
         self.is_gone = False
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -59,7 +59,7 @@ class _Server:
         return ours
 
     def _listen(self) -> None:
-        """Note what the server tells, until it is gone; a thread."""
+        """Record what the server reports until it is gone; it runs in a thread."""
         with suppress(EOFError, OSError):
             while True:
                 number, process_id, status = self._connection.recv()
@@ -74,19 +74,19 @@ class _Server:
         with self.changed:
             self.is_gone = True
             self.changed.notify_all()
-        # What it had forked has ended with it, but not what that had started.
+        # The server's forks have ended with it, but not the processes that they had started.
         for ranks in list(_launches):
             if ranks.server is self and not self.ended.keys() >= {*ranks.numbers}:
                 end_all(ranks.mark, signal.SIGKILL, ranks.process_ids)
 
     def start(self, request: Request, files: Sequence[int]) -> tuple[int, int]:
-        """Have it start something; return the number of the request, and the process id.
+        """Have the server start a process; return the request number and the process id.
 
-        Raises ChildProcessError where the server has gone, and OSError where a file is closed.
+        Raises ChildProcessError if the server is gone, and OSError if a file is closed.
         """
         number = next(self._numbers)
         for descriptor in files:
-            os.fstat(descriptor)  # a closed one is told before half of a request is sent
+            os.fstat(descriptor)  # a closed one raises before half of a request is sent
         try:
             with no_interrupt(), self._sending, suppress(BrokenPipeError):
                 self._connection.send(tuple(request._replace(number=number)))
@@ -110,7 +110,7 @@ class _Server:
 
 
 def _kill(process_id: int) -> None:
-    """End a process that nobody knows of."""
+    """End a process whose request was abandoned."""
     with suppress(ProcessLookupError):
         os.kill(process_id, signal.SIGKILL)
 
@@ -120,7 +120,7 @@ _launches: "weakref.WeakSet[Processes]" = weakref.WeakSet()
 
 
 def warm_server() -> _Server:
-    """Return the server of this process; a new one if there is none, or it is gone."""
+    """Return the server of this process; start a new one if there is none, or it is gone."""
     global _server
     if _server is None or _server.is_gone:
         _server = _Server()
@@ -128,7 +128,7 @@ def warm_server() -> _Server:
 
 
 def _in_forked_child() -> None:
-    """Let go of the server, which ends what it has started when nobody holds its sockets.
+    """Let go of the server, which ends its processes when nobody holds its sockets.
 
     A loader's worker, or another child that this process forks, would hold them past its end.
     """
@@ -142,16 +142,16 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class Processes:
-    """The processes of one launch, each with a session of its own; ended together.
+    """The processes of one launch, each in its own session; ended together.
 
-    What they start is found by the mark in its environment, and by its process group.
+    The processes that they start are found by a mark in the environment and by process group.
     """
 
     def __init__(self) -> None:
-        """Start none yet."""
+        """Start no process yet."""
         self.mark = uuid4().hex
         self.process_ids: list[int] = []
-        self.numbers: list[int] = []  # of the requests, in the same order
+        self.numbers: list[int] = []  # the request numbers, in the same order
         self.server = warm_server()
         _launches.add(self)
 
@@ -164,11 +164,11 @@ class Processes:
         files: Sequence[int | None] = (),
         modules: list[str] | None = None,
     ) -> None:
-        """Start one more rank, which calls a function, also one of a cell.
+        """Start one more rank, which calls a function; it may be defined in a cell.
 
-        files: descriptors that become its 0, 1, 2 and on; None, or missing, for no input and for
-        this process's own output. modules: what the server imports first; if None, what this
-        process has of the course.
+        files: descriptors that become its 0, 1, 2 and so on; None, or missing, for no input and for
+        this process's own output. modules: what the server imports first; if None, the course's
+        modules that this process has imported.
         """
         call = cloudpickle.dumps((function, arguments))
         if modules is None:
@@ -182,7 +182,7 @@ class Processes:
         folder: str | os.PathLike | None = None,
         files: Sequence[int | None] = (),
     ) -> None:
-        """Start one more process, of another program."""
+        """Start one more process, which runs a program."""
         self._start(environment, folder, files, program=list(program))
 
     def _start(
@@ -195,7 +195,7 @@ class Processes:
         modules: list[str] | None = None,
     ) -> None:
         """Ask the server for a process."""
-        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 its descriptor is what is needed
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 only its descriptor is needed
             usual = [nothing.fileno(), 1, 2]
             given = [*files, *usual[len(files) :]]
             descriptors = [
@@ -215,22 +215,22 @@ class Processes:
             self.process_ids.append(process_id)
 
     def statuses(self) -> list[int | None]:
-        """Return the exit status of each: below 0 for a signal, None while it is there."""
+        """Return the exit status of each: negative for a signal, None while it runs."""
         gone = -signal.SIGKILL if self.server.is_gone else None
         return [self.server.ended.get(number, gone) for number in self.numbers]
 
     def end_order(self) -> list[int]:
-        """List the ranks that have ended, the first one first."""
+        """List the ranks that have ended, in the order of their ends."""
         ranks = {number: rank for rank, number in enumerate(self.numbers)}
         return [ranks[number] for number in list(self.server.ended) if number in ranks]
 
     def wait(self, seconds: float, rank: int | None = None) -> bool:
-        """Wait until all have ended, or one rank; False where they have not in so many seconds."""
+        """Wait until all ranks, or one, have ended; False if they have not after `seconds`."""
         with self.server.changed:
             return self.server.changed.wait_for(lambda: not self._is_left(rank), seconds)
 
     def _is_left(self, rank: int | None) -> bool:
-        """Whether a process is still there, or this one."""
+        """Whether any process, or this one, still runs."""
         statuses = self.statuses()
         return None in (statuses if rank is None else statuses[rank : rank + 1])
 
@@ -241,22 +241,22 @@ class Processes:
                 os.kill(self.process_ids[rank], number)
 
     def end(self, first: int = signal.SIGKILL) -> None:
-        """End all, and what they have started: by the first signal, and then by SIGKILL."""
+        """End all and their child processes: with the first signal, then with SIGKILL."""
         with no_interrupt():
             end_all(self.mark, first, self.process_ids)
             for rank in range(len(self.process_ids)):
-                self.send_signal(rank, signal.SIGKILL)  # it may lead no session yet
+                self.send_signal(rank, signal.SIGKILL)  # it may not lead a session yet
             self.wait(SURE)
 
 
 def end_launches() -> None:
-    """End all that this process has started."""
+    """End all launches of this process."""
     for launch in list(_launches):
         launch.end()
 
 
 def wait_for_an_end(*launches: Processes, seconds: float) -> None:
-    """Return when one more rank of these launches has ended, or after so many seconds."""
+    """Return when one more rank of these launches has ended, or after `seconds`."""
     before = [launch.statuses().count(None) for launch in launches]
     end = time.monotonic() + seconds
     for server in {launch.server for launch in launches}:

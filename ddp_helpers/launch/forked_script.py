@@ -1,6 +1,6 @@
 """Run a script on ranks that the warm server forks, and keep what each of them prints.
 
-It runs in the learner's process. Each rank is given its numbers as by torchrun.
+It runs in the learner's process. Each rank gets its environment variables as from torchrun.
 """
 
 import runpy
@@ -17,20 +17,20 @@ from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import no_interrupt
 from ddp_helpers.launch.screen import shorten_paths
 
-# Seconds until all ranks have begun, and then for a run that is not meant to hang. Beside many busy
-# processes a short training on one rank was not done after 90.
+# Seconds until all ranks have started, and then for a run that is not meant to hang. On a busy
+# machine a short training on one rank was not done after 90.
 LIMIT = 180.0
-# Seconds that the others have when a rank has failed; then they get SIGTERM, as from torchrun.
+# Seconds that the other ranks have when one has failed; then they get SIGTERM, as from torchrun.
 GRACE = 4.0
 
-# Called with the number of a rank, it returns the context in which that rank runs its script.
+# Called with a rank, it returns the context in which that rank runs its script.
 Around = Callable[[int], AbstractContextManager[None]]
 
 
 class ForkedScript(Processes):
     """Ranks that run one script, with the output of each in a file.
 
-    exit_statuses: of each rank, None until it has ended; seconds: how long the run took.
+    exit_statuses: one for each rank, None until it has ended; seconds: how long the run took.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class ForkedScript(Processes):
     ) -> None:
         """Start the ranks.
 
-        arguments: the script's.
-        limit: seconds until all are ended, counted from when each has printed something.
-        env: more variables of the environment; one that is None is left out.
-        folder, logs: where the script runs, and where the output goes; if None, in a folder that is
+        arguments: the arguments of the script.
+        limit: seconds after which all are ended, from the time when each has printed something.
+        env: more environment variables; None removes one.
+        folder, logs: where the script runs, and where the output goes; if None, a folder that is
         removed with this run.
         around: makes the context in which each rank runs the script.
         """
@@ -77,7 +77,7 @@ class ForkedScript(Processes):
         except BaseException:
             self.end()
             raise
-        # Only now: the first start of all waits until the server has imported torch.
+        # Only now: the very first start waits until the server has imported torch.
         self.begin = time.monotonic()
         self.until = self.begin + LIMIT
 
@@ -93,7 +93,7 @@ class ForkedScript(Processes):
         return environments
 
     def is_over(self) -> bool:
-        """Say whether all ranks have ended; those whose time is up are ended here.
+        """Return whether all ranks have ended; it ends those whose time is up.
 
         Their exit status is None if none failed.
         """
@@ -114,10 +114,10 @@ class ForkedScript(Processes):
     def first_failed(self) -> int | None:
         """Return the rank that failed first, or if none did, one that had to be ended.
 
-        None if all ranks have ended well.
+        None if all ranks have succeeded.
         """
-        # For most errors a rank's last line is how it ended: by these, since the server may notice
-        # two ends at once.
+        # By the time of each rank's last line, usually its error: the server may notice two ends at
+        # once.
         last_signs = [(log.stat().st_mtime, rank) for rank, log in enumerate(self.logs)]
         ended = {*self.end_order()}
         order = sorted(last_signs, key=lambda sign: (sign[1] not in ended, sign))
@@ -128,7 +128,7 @@ class ForkedScript(Processes):
         return next(iter(by_themselves + failed), None)
 
     def lines_of_rank(self, rank: int) -> list[str]:
-        """Return the lines of a rank."""
+        """Return the output lines of a rank."""
         return shorten_paths(self.logs[rank].read_text(errors="replace")).splitlines()
 
 
@@ -154,7 +154,7 @@ def _run_script(rank: int, argv: Sequence[str], lifetime: int, around: Around | 
     from ddp_helpers.rank.threads import wait_before_fork_and_exit
     from ddp_tools.rendezvous import listen_narrowly
 
-    signal.alarm(lifetime)  # also where nobody attends to this run any more
+    signal.alarm(lifetime)  # even if no process watches this run
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).parent))
     torch.set_num_threads(1)

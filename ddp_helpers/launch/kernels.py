@@ -1,6 +1,6 @@
 """Start kernels that listen on files: a rank may take a port before a kernel listens on it.
 
-A warm kernel is forked from the warm server, which has imported what notebooks import: it is there
+A warm kernel is forked from the warm server, which has imported what notebooks import: it starts
 seconds earlier.
 """
 
@@ -20,17 +20,17 @@ from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.processes import SURE
 from ddp_helpers.launch.shared import socket_folder
 
-# What the server of warm kernels imports beside torch: a kernel, and what most notebooks do.
+# What the server of warm kernels imports besides torch: a kernel, and what most notebooks import.
 _OF_NOTEBOOKS = ["ipykernel.kernelapp", "pandas", "matplotlib.pyplot", "torchvision"]
 _INLINE = "module://matplotlib_inline.backend_inline"
 
 
-_folder = cache(socket_folder)  # of this process, and gone with it
-_making = Lock()  # two threads that both ask first would make two, one of which goes at once
+_folder = cache(socket_folder)  # one for this process, removed with it
+_making = Lock()  # two threads could make two, one of which is removed at once
 
 
 def file_transport() -> dict[str, str]:
-    """Return options of a KernelManager: nobody else can listen to what its cells show."""
+    """Return options of a KernelManager that let no other user read what its cells show."""
     with _making:
         path = f"{_folder().name}/kernel-{uuid4().hex}.json"
     return {"transport": "ipc", "connection_file": path}
@@ -45,14 +45,13 @@ class KernelOnFiles(AsyncKernelManager):
 
 
 class WarmKernel(KernelOnFiles):
-    """The same, of a kernel that is forked.
+    """A KernelOnFiles whose kernel is forked from the warm server.
 
-    It does not show an import that a cell has forgotten: outputs that are committed come from
-    kernels that are not.
+    It hides a forgotten import of a cell: committed outputs come from kernels that are not forked.
     """
 
     async def _async_pre_start_kernel(self, **options: Any) -> tuple:
-        """Choose who starts the kernel, and return its command and the options for that."""
+        """Choose what starts the kernel, and return its command and the options for that."""
         if self.provisioner is None:
             self.provisioner = _Forks(
                 parent=self, kernel_id=str(uuid4()), kernel_spec=self.kernel_spec
@@ -61,7 +60,7 @@ class WarmKernel(KernelOnFiles):
 
 
 class _Forked:
-    """A forked kernel, with what LocalProvisioner asks of a process of subprocess."""
+    """A forked kernel, with the methods of subprocess.Popen that LocalProvisioner calls."""
 
     stdin = stdout = stderr = None
 
@@ -86,7 +85,7 @@ class _Forked:
 
 
 class _Forks(LocalProvisioner):
-    """Has the warm server fork a kernel, where jupyter_client would start a Python."""
+    """Has the warm server fork a kernel; jupyter_client would start a new Python."""
 
     async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
         """Fork the kernel; the command is `python -m ipykernel_launcher -f FILE`."""
@@ -104,14 +103,14 @@ class _Forks(LocalProvisioner):
 
 
 def _serve_cells(argv: Sequence[str]) -> None:
-    """Be a kernel as a new Python would; the forked process calls it.
+    """Run a kernel as a new Python would; the forked process calls it.
 
     argv: the arguments of ipykernel.
     """
     import matplotlib
     from ipykernel.kernelapp import IPKernelApp
 
-    # What a new Python takes from its command, its installation and its environment; `server` has
+    # A new Python takes these from its command, its installation and its environment; `server` has
     # done the rest.
     sys.argv = ["ipykernel_launcher", *argv]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -1,6 +1,6 @@
-"""Run a script on N ranks under a launcher, and show their lines; `%%launch` does so with a cell.
+"""Run a script on N ranks under a launcher, and show their output; `%%launch` does so with a cell.
 
-It runs in the learner's process. What it starts has ended when it returns.
+It runs in the learner's process. All processes that it starts have ended when it returns.
 """
 
 import re
@@ -37,7 +37,7 @@ FIRST_FAILED = re.compile(
     r"|noticed that process rank (\d+)",  # Open MPI 4 and 5, after a signal
     re.S,
 )
-LAST_LINES = 8  # lines of a rank that failed which its error shows
+LAST_LINES = 8  # last lines of a failed rank that its error shows
 TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -45,14 +45,14 @@ TRACEBACK = "Traceback (most recent call last):"
 class Launch:
     """The output of a launch.
 
-    lines: pairs of rank, "" for the launcher itself, and line; seconds: how long it took.
+    lines: pairs of rank ("" for the launcher itself) and line; seconds: how long it took.
     """
 
     lines: list[tuple[str, str]]
     seconds: float
 
     def of(self, rank: int | str) -> list[str]:
-        """Return the lines of one rank, or for "" those of the launcher."""
+        """Return the lines of one rank, or for "" the lines of the launcher."""
         return [line for source, line in self.lines if source == str(rank)]
 
 
@@ -64,12 +64,12 @@ def run(
     timeout: float = 300,
     env: Mapping[str, str] | None = None,
 ) -> Launch:
-    """Run a script on so many ranks, and show their lines as they come.
+    """Run a script on N ranks, and show their lines as they come.
 
-    args: the script's arguments. ranks: how many, or how many on each of several node groups on
-    this machine, as in (2, 2). launcher: torchrun, mpirun, srun or python. timeout: seconds until
-    all ranks are ended. env: more variables of the ranks' environment. Raises LaunchError if a rank
-    fails, the time is up, or the launcher is not on this machine.
+    args: the script's arguments. ranks: the number of ranks, or one number for each of several
+    simulated nodes on this machine, as in (2, 2). launcher: torchrun, mpirun, srun or python.
+    timeout: seconds until all ranks are ended. env: more environment variables of the ranks. Raises
+    LaunchError if a rank fails, the time is up, or the launcher is not on this machine.
     """
     per_node = [ranks] if isinstance(ranks, int) else list(ranks)
     launch = Launch([], 0.0)
@@ -103,7 +103,7 @@ def _follow(
     launch: Launch,
     screen: Screen,
 ) -> list[int]:
-    """Keep and show the lines of a launcher to its end; returns its exit statuses."""
+    """Keep and show the lines of a launcher until it ends; return its exit statuses."""
     with closing(lines):
         for line in lines:
             if isinstance(line, list):
@@ -116,7 +116,7 @@ def add_line(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
     """Keep a line of a launcher, and show it if a rank has printed it."""
     match = re.fullmatch(LINE_PATTERNS[launcher], line)
     rank, text = match.groups() if match else ("", line)
-    text = re.sub(r"^\[rank\d+\]: ?", "", text)  # torch's own mark on a traceback
+    text = re.sub(r"^\[rank\d+\]: ?", "", text)  # torch's own prefix on a traceback
     launch.lines.append((rank, shorten_paths(text)))
     if match:
         screen.add(f"rank {rank}" if rank else "", text)
@@ -125,7 +125,7 @@ def add_line(line: str, launcher: str, launch: Launch, screen: Screen) -> None:
 def failure_report(launch: Launch, reason: str) -> str:
     """Describe a failed launch: the reason, and the last lines of the rank that failed first.
 
-    Where the launcher does not name that rank, it is the one that printed the last line.
+    If the launcher does not name that rank, it is the rank that printed the last line.
     """
     rank = launch.lines[-1][0] if launch.lines else ""
     if first_failed := FIRST_FAILED.search("\n".join(launch.of(""))):
@@ -135,9 +135,9 @@ def failure_report(launch: Launch, reason: str) -> str:
 
 
 def _last_lines(lines: list[str]) -> list[str]:
-    """Return the last LAST_LINES lines; of a longer traceback also those above its beginning.
+    """Return the last LAST_LINES lines; for a longer traceback, also the lines before its start.
 
-    Under mp.spawn, the traceback is the starting process's, and the rank has spoken before it.
+    Under mp.spawn the traceback comes from the parent process, after the rank's own lines.
     """
     begin = next((i for i, line in enumerate(lines) if line.startswith(TRACEBACK)), len(lines))
     cut = max(0, len(lines) - LAST_LINES)
@@ -148,8 +148,8 @@ def _last_lines(lines: list[str]) -> list[str]:
 def launch_magic(line: str, cell: str) -> None:
     """Run this cell as a script: `%%launch 4`; on two nodes `%%launch 2 2`.
 
-    `%%launch 2 fails` is for a cell that is meant to fail. Raises LaunchError, also if such a cell
-    does not, and UsageError for a line that cannot be read.
+    `%%launch 2 fails` is for a cell that is meant to fail. Raises LaunchError, even if such a cell
+    does not fail, and UsageError for a line that cannot be read.
     """
     options = line.split()
     ranks = [int(word) for word in options if word.isdecimal()]
@@ -174,6 +174,6 @@ def launch_magic(line: str, cell: str) -> None:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Make `%%launch` known: `%load_ext ddp_helpers.launch.launch`."""
+    """Register `%%launch`: `%load_ext ddp_helpers.launch.launch`."""
     register = shell.register_magic_function
     register(launch_magic, "cell", "launch")  # type: ignore[arg-type]  # IPython types it unbound

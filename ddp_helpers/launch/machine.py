@@ -1,6 +1,6 @@
 """Name the hardware that an output or a record came from.
 
-It runs in the learner's process; `chip` may be asked anywhere.
+It runs in the driver process; any process may call `chip`.
 """
 
 import platform
@@ -39,7 +39,7 @@ def _revision() -> str:
 
 
 def chip(device: torch.device) -> str:
-    """Return the name of the GPU, or of the processor where the system tells it."""
+    """Return the name of the GPU, or of the processor if the system names it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return torch.cpu.get_capabilities().get("cpu_name") or platform.machine()

@@ -1,4 +1,4 @@
-"""Find the processes of a launch by their mark, end them, and hear one interrupt meanwhile.
+"""Find the processes of a launch by their mark, end them, and handle one interrupt meanwhile.
 
 It runs in the learner's process, and in the warm server.
 """
@@ -19,7 +19,7 @@ import psutil
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-# An environment variable by which every process of a launch is found again.
+# An environment variable by which every process of a launch is found.
 MARK = "DDP_COURSE_LAUNCH"
 POLITE, SURE = 3.0, 5.0  # seconds that processes have after a first signal, and after SIGKILL
 
@@ -29,7 +29,7 @@ POLITE, SURE = 3.0, 5.0  # seconds that processes have after a first signal, and
 
 @contextmanager
 def _interrupt_handler(handler: Callable | signal.Handlers) -> Iterator[None]:
-    """Let this handle SIGINT in the block; does nothing in a thread, which gets no signals."""
+    """Handle SIGINT with `handler` in the block; do nothing in a thread, which gets no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -45,7 +45,7 @@ def _interrupt_handler(handler: Callable | signal.Handlers) -> Iterator[None]:
 
 
 def _shell() -> "InteractiveShell | None":
-    """The shell of the notebook, if this process is its kernel; a command needs no IPython."""
+    """Return the notebook's shell, if this process is its kernel; a command needs no IPython."""
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython
@@ -64,15 +64,15 @@ def _at_the_next_cell(shell: "InteractiveShell", call: Callable[[], object]) -> 
 
 
 def no_interrupt() -> AbstractContextManager:
-    """Ignore interrupts in the block, which ends processes: half done, it would leave some."""
+    """Ignore interrupts in the block, which ends processes: interrupted, it would leave some."""
     return _interrupt_handler(signal.SIG_IGN)
 
 
 def one_interrupt() -> AbstractContextManager:
     """Raise KeyboardInterrupt at the first interrupt in the block, and ignore those after it.
 
-    Who presses stop twice must not stop what the first press has begun. In IPython the later ones
-    are ignored until the next cell: this one has still to show what the first has stopped.
+    A second press of stop must not stop what the first has started. In IPython later interrupts are
+    ignored until the next cell: this cell still has to show what the first one stopped.
     """
 
     def stop_once(number: int, frame: FrameType | None) -> None:
@@ -86,7 +86,7 @@ def one_interrupt() -> AbstractContextManager:
 
 
 def exit_text(code: int | None) -> str:
-    """Say an exit status in words: None for a process that is still there, below 0 for a signal."""
+    """Describe an exit status: None for a process that still runs, negative for a signal."""
     if code is None:
         return "still there at the time limit"
     if code >= 0:
@@ -98,15 +98,15 @@ def exit_text(code: int | None) -> str:
 def marked_processes(
     mark: str, name: str = MARK, groups: Collection[int] = ()
 ) -> list[psutil.Process]:
-    """List the processes of a launch, also those whose parent is gone.
+    """List the processes of a launch, including those whose parent is gone.
 
     They have this mark in their environment, or are in one of these process groups: a process that
-    was forked, and has executed nothing, shows the environment of its parent. Not listed are those
-    of another user, and one that left its group and was started without the mark (`env -i`).
+    was forked, and has executed nothing, shows its parent's environment. It does not list another
+    user's processes, nor one that left its group and was started without the mark (`env -i`).
     """
     processes = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it is gone, or another user's
+        with suppress(psutil.Error, OSError):  # it is gone, or belongs to another user
             in_group = bool(groups) and os.getpgid(process.pid) in groups
             if (in_group or process.environ().get(name) == mark) and _is_alive(process):
                 processes.append(process)
@@ -114,19 +114,19 @@ def marked_processes(
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Say whether a process has not ended; a zombie, which nobody has asked for its status, has."""
+    """Return whether a process still runs; a zombie, not yet waited for, has ended."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def end_all(mark: str, first: int = signal.SIGTERM, groups: Collection[int] = ()) -> None:
-    """End what is left of a launch, as `marked_processes` finds it: first by this signal."""
+    """End the remaining processes of a launch (`marked_processes`): first with this signal."""
     end_found(lambda: marked_processes(mark, groups=groups), first)
 
 
 def end_found(find: Callable[[], list[psutil.Process]], first: int = signal.SIGTERM) -> None:
-    """End the processes that are found by the first signal, and those found then by SIGKILL."""
+    """End the processes found with the first signal, then the remaining ones with SIGKILL."""
     for number, patience in ((first, POLITE), (signal.SIGKILL, SURE)):
         processes = find()
         if not processes:
@@ -134,7 +134,7 @@ def end_found(find: Callable[[], list[psutil.Process]], first: int = signal.SIGT
         for process in processes:
             with suppress(psutil.Error):
                 process.send_signal(number)
-        # Without wait(), which would take the exit status from who has started the process.
+        # Without wait(), which would take the exit status from the parent process.
         limit = time.monotonic() + patience
         while any(map(_is_alive, processes)) and time.monotonic() < limit:
             time.sleep(0.01)

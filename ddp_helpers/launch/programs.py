@@ -23,7 +23,7 @@ def _queue_lines(file: int, lines: queue.Queue[str | None]) -> None:
 
 
 def _torchrun(arguments: Sequence[str]) -> None:
-    """Be torchrun; the forked process calls it."""
+    """Run torchrun in this process; the forked process calls it."""
     from torch.distributed.run import main
 
     from ddp_tools.rendezvous import listen_narrowly
@@ -38,11 +38,11 @@ def lines_of(
     timeout: float,
     idle: Callable[[], None] = lambda: None,
 ) -> Generator[str | list[int], None, None]:
-    """Start the commands together and yield their lines; at last, the list of their exit statuses.
+    """Start the commands together and yield their lines; finally, the list of exit statuses.
 
-    The course's torchrun is forked from the warm server, whose torch it has; the ranks that it
-    starts are new processes, as everywhere. timeout: seconds. idle: called while no line comes.
-    Raises TimeoutError. Closed early, by an interrupt or an error in the caller, it ends all their
+    The course's torchrun is forked from the warm server, whose torch it shares; the ranks that it
+    starts are new processes, as usual. timeout: seconds. idle: called while no line comes. Raises
+    TimeoutError. Closed early, by an interrupt or an error in the caller, it ends all their
     processes.
     """
     limit = time.monotonic() + timeout
@@ -63,7 +63,7 @@ def lines_of(
                 os.close(given)
         open_pipes = len(commands)
         while open_pipes:
-            if time.monotonic() > limit:  # also where lines never stop coming
+            if time.monotonic() > limit:  # even if lines never stop coming
                 raise TimeoutError
             try:
                 line = lines.get(timeout=0.1)
@@ -75,7 +75,7 @@ def lines_of(
             else:
                 yield line
         if not started.wait(max(0.1, limit - time.monotonic())):
-            raise TimeoutError  # it closed its output, but is still there
+            raise TimeoutError  # it closed its output, but still runs
         statuses = [status or 0 for status in started.statuses()]
     finally:
         started.end(signal.SIGTERM)

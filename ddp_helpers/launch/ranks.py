@@ -1,7 +1,7 @@
 """Ranks that stay: `%%ranks 2` runs a cell on two processes of one group, which keep its variables.
 
 After a hang `%ranks again` starts new ones, on which the same cells run. All of it runs in the
-learner's process; the ranks are `resident`'s.
+driver process; `resident` has the ranks.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from IPython.utils.capture import capture_output
 from ddp_helpers.launch.engine import LaunchError
 from ddp_helpers.launch.resident import LIMIT, ResidentRanks, Stopped, UnknownName
 
-# The first line of a cell, behind `%%ranks`.
+# The first line of a cell, after `%%ranks`.
 OPTIONS = re.compile(
     r"(?P<size>[1-9]\d?)"
     r"(?P<here> here)?"
@@ -28,8 +28,8 @@ OPTIONS = re.compile(
 _FROM_THE_FIRST = "run the cells from the first with `%%ranks` on"
 
 _ranks: ResidentRanks | None = None
-# The cells that have come to their end, also on ranks of this number that were there before, and
-# how many seconds each might take.
+# The cells that have completed, even on earlier ranks of the same number, and the time limit of
+# each in seconds.
 _done: list[tuple[str, float]] = []
 
 
@@ -43,7 +43,7 @@ def end() -> None:
 
 
 def ranks_of_size(size: int) -> ResidentRanks:
-    """Return the ranks that are there; new ones if there are none, or not as many, or one ended."""
+    """Return the present ranks; new ones if there are none, or a different number, or one ended."""
     global _ranks
     if _ranks and not _ranks.busy and not _ranks.alive():
         print("a rank has ended since the last cell: these are new ones, without its variables")
@@ -57,18 +57,18 @@ def ranks_of_size(size: int) -> ResidentRanks:
 
 
 def _are_lost(ranks: ResidentRanks) -> bool:
-    """Say whether ranks were ended in a cell, or one has ended since."""
+    """Return whether ranks were ended in a cell, or one has ended since."""
     return ranks.busy or not ranks.alive()
 
 
 def _run(size: int, cell: str, limit: float) -> None:
-    """Run a cell on so many ranks, and keep it for `%ranks again` if it comes to its end."""
+    """Run a cell on `size` ranks, and keep it for `%ranks again` if it completes."""
     ranks_of_size(size).run(cell, limit)
     _done.append((cell, limit))
 
 
 def start(size: int, /, **variables: object) -> None:
-    """Start so many ranks, if they are not there, and give all of them these variables.
+    """Start `size` ranks, if they do not run yet, and give all of them these variables.
 
     They may be numbers, strings, and lists and dicts of them.
     """
@@ -80,10 +80,10 @@ def start(size: int, /, **variables: object) -> None:
 def pull(name: str) -> list:
     """Fetch a variable from each rank: its value on rank 0, on rank 1, and so on.
 
-    They may be tensors and plain values. Raises LaunchError if there are no ranks, or the name
-    means nothing there.
+    The values may be tensors and plain values. Raises LaunchError if there are no ranks, or they do
+    not have the name.
     """
-    import torch  # here: a notebook that starts no ranks needs none of it
+    import torch  # here: a notebook that starts no ranks does not need it
 
     if not _ranks or _ranks.busy or not _ranks.alive():
         raise LaunchError(f"pull({name!r}): no ranks are there: {_FROM_THE_FIRST}")
@@ -98,7 +98,7 @@ def ranks_magic(line: str, cell: str) -> None:
     """Run this cell on ranks that stay: `%%ranks 2`, `%%ranks 2 here`, `%%ranks 2 limit=10 fails`.
 
     here: run it in this kernel too; limit: seconds; fails: it is meant to fail. Raises LaunchError,
-    also if such a cell does not fail, and UsageError for a line or a cell that cannot be read.
+    even if such a cell does not fail, and UsageError for a line or a cell that cannot be read.
     """
     options = OPTIONS.fullmatch(line.strip())
     if not options or (options["limit"] and not float(options["limit"])):
@@ -132,16 +132,16 @@ def ranks_magic(line: str, cell: str) -> None:
 
 
 def _again(count: int) -> str:
-    """Say how ranks that were ended get their variables back."""
+    """Describe how ranks that were ended get their variables back."""
     cells = f"the {count} cells that" if count > 1 else "the cell that"
-    return f"to go on from here, run `%ranks again`: new ranks then run {cells} these had run"
+    return f"to continue from here, run `%ranks again`: new ranks then run {cells} these had run"
 
 
 def again_magic(line: str) -> None:
-    """Start new ranks, and run on them what has come to its end before, in order: `%ranks again`.
+    """Start new ranks, and run the cells that completed before, in order: `%ranks again`.
 
-    It shows nothing of what these cells print. Raises UsageError for another line, and LaunchError
-    if there were no ranks, or a cell fails this time.
+    It hides the output of these cells. Raises UsageError for a different line, and LaunchError if
+    there were no ranks, or a cell fails this time.
     """
     global _ranks
     if line.strip() != "again":
@@ -158,7 +158,7 @@ def again_magic(line: str) -> None:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Make `%%ranks` known: `%load_ext ddp_helpers.launch.ranks`."""
+    """Register `%%ranks`: `%load_ext ddp_helpers.launch.ranks`."""
     register = shell.register_magic_function
     register(ranks_magic, "cell", "ranks")  # type: ignore[arg-type]  # IPython types it unbound
     register(again_magic, "line", "ranks")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Processes of one group that run cell after cell, and keep the variables of all of them.
+"""Processes of one group that run cell after cell, and keep the variables.
 
-`ranks` starts them for `%%ranks`, in the learner's process; each runs `ddp_helpers.rank.cells`.
+`ranks` starts them for `%%ranks`, in the driver process; each runs `ddp_helpers.rank.cells`.
 """
 
 import io
@@ -21,13 +21,13 @@ from ddp_helpers.launch.launchers import rank_environments
 from ddp_helpers.launch.processes import exit_text, no_interrupt, one_interrupt
 from ddp_helpers.launch.screen import WIDEST, Screen, cut, shorten_paths
 
-# Seconds that a start or a cell may take, if the cell's first line says nothing else.
+# Seconds that a start or a cell may take, if the cell's first line has no limit.
 LIMIT = 120.0
-# Seconds that a rank has to say where it stands, or to end when it has closed its output.
+# Seconds that a rank has to report its line, or to end after it has closed its output.
 ANSWER = 10.0
-# Seconds that the others have when a rank has failed: they may wait for it in a collective.
+# Seconds that the other ranks have when one has failed: they may wait for it in a collective.
 GRACE = 2.0
-# How much of a rank's output is shown of a cell.
+# How much of a rank's output of one cell is shown.
 MOST_LINES, MOST_CHARACTERS = 1000, 200_000
 
 _ENDED = "ranks were ended, with their variables: the next cell starts new ones"
@@ -38,12 +38,12 @@ class Stopped(LaunchError):
 
 
 class UnknownName(LaunchError):
-    """A cell in which no rank knew a name: they may be new, and without what cells before made."""
+    """No rank had a name that the cell used: they may be new, without earlier cells' variables."""
 
 
 @dataclass
 class _Shown:
-    """How much of a rank's output of one cell is shown, and how many lines are not."""
+    """How much of a rank's output of one cell is shown, and how many lines are hidden."""
 
     lines: int = 0
     characters: int = 0
@@ -59,26 +59,26 @@ class _Shown:
         self.characters += min(len(line), WIDEST)
 
     def finish(self, screen: Screen, rank: int) -> None:
-        """Say how many lines were not shown."""
+        """Show how many lines were hidden."""
         if self.hidden_lines:
             screen.add(f"rank {rank}", f"… and {self.hidden_lines} more lines")
 
 
 class ResidentRanks:
-    """So many processes of one group on this machine, which run cells and keep what these define.
+    """`size` processes of one group on this machine, which run cells and keep their variables.
 
-    busy: whether the start, or a cell, is still running on a rank; waiting: the ranks where it is.
-    cells: how many cells they were given.
+    busy: whether the start, or a cell, still runs on a rank; waiting: the ranks on which it runs.
+    cells: the number of cells so far.
     """
 
     def __init__(self, size: int) -> None:
         """Start the processes; the first cell waits until they have formed their group."""
         self.size, self.cells = size, 0
         self.busy, self.waiting = True, set(range(size))
-        self._mark = uuid.uuid4().hex  # ends a cell's output: nobody else has it
-        # Where they meet: at a port, any user of this machine could change what they tell another.
+        self._mark = uuid.uuid4().hex  # ends a cell's output: no other process has it
+        # The rendezvous file: at a port, any user of this machine could change their messages.
         self._meeting = TemporaryDirectory()
-        # Pairs of rank and line, None behind its last. Who prints more than is read here, waits.
+        # Pairs of rank and line, None after its last. A rank that prints more than is read waits.
         self._output: queue.Queue[tuple[int, str | None]] = queue.Queue(MOST_LINES)
         self._readers: list[threading.Thread] = []
         self._inputs: list[io.FileIO] = []
@@ -106,9 +106,9 @@ class ResidentRanks:
             os.close(theirs)
 
     def _read(self, rank: int, output: int) -> None:
-        """Put each line of a rank into the queue, and None when it is gone; a thread each."""
+        """Put each line of a rank into the queue, and None when it is gone; one thread per rank."""
         for line in io.TextIOWrapper(io.FileIO(output), errors="replace", newline="\n"):
-            last_state = line.rstrip("\r\n").rpartition("\r")[2]  # of a bar that was drawn anew
+            last_state = line.rstrip("\r\n").rpartition("\r")[2]  # of a bar that was redrawn
             self._output.put((rank, last_state))
         self._output.put((rank, None))
 
@@ -116,18 +116,18 @@ class ResidentRanks:
         """Write a line to all ranks."""
         for rank_input in self._inputs:
             rest = f"{line}\n".encode()
-            with suppress(BrokenPipeError):  # what ended it shows in its lines
+            with suppress(BrokenPipeError):  # its lines show what ended it
                 while rest:
                     rest = rest[rank_input.write(rest) :]
 
     def alive(self) -> bool:
-        """Say whether every process is still there."""
+        """Return whether every process still runs."""
         return not any(status is not None for status in self.processes.statuses())
 
     def end(self) -> None:
-        """End all ranks, and what they have started; an interrupt changes nothing."""
+        """End all ranks and their child processes; interrupts are ignored."""
         with no_interrupt():
-            self.processes.end()  # by SIGKILL at once: a cell may have SIGTERM do anything
+            self.processes.end()  # by SIGKILL at once: a cell may handle SIGTERM
             for rank_input in self._inputs:
                 rank_input.close()
             self._meeting.cleanup()
@@ -139,9 +139,9 @@ class ResidentRanks:
     def _show_output(self, screen: Screen, limit: float, tracebacks: dict[int, str]) -> None:
         """Show what the ranks print until all have run the cell.
 
-        tracebacks: gets one for each rank that failed. Raises TimeoutError where ranks are not done
-        after `limit` seconds, or GRACE after another has failed; and ChildProcessError where one
-        has ended.
+        tracebacks: gets one for each rank that failed. Raises TimeoutError if ranks are not done
+        after `limit` seconds, or GRACE after a rank has failed; and ChildProcessError if one has
+        ended.
         """
         self.busy, self.waiting = True, set(range(self.size))
         shown = [_Shown() for _ in range(self.size)]
@@ -162,8 +162,8 @@ class ResidentRanks:
     def _next_line(self, screen: Screen, end: float) -> tuple[int, str]:
         """Wait for the next line of any rank; returns the rank and the line.
 
-        end: when to give up, by time.monotonic(). Raises TimeoutError, and ChildProcessError where
-        a rank has ended.
+        end: when to give up, by time.monotonic(). Raises TimeoutError, and ChildProcessError if a
+        rank has ended.
         """
         while (seconds := end - time.monotonic()) > 0:
             try:
@@ -180,15 +180,15 @@ class ResidentRanks:
         raise TimeoutError
 
     def _ending(self, rank: int) -> str:
-        """Say how a rank has ended."""
+        """Describe how a rank has ended."""
         if not self.processes.wait(ANSWER, rank):
             return f"rank {rank} has closed its output"
         return f"rank {rank} is gone: {exit_text(self.processes.statuses()[rank])}"
 
     def _positions(self, name: str, cell: str) -> str:
-        """Say in which line of the cell each waiting rank stands, a line of text for each position.
+        """Describe at which line of the cell each waiting rank is, one line of text per position.
 
-        name: of the cell, as in tracebacks; "" before the first cell, where nothing is said.
+        name: the cell's name in tracebacks; "" before the first cell, for which it returns "".
         """
         ranks: dict[str, list[str]] = {}
         cell_lines = cell.split("\n")
@@ -197,18 +197,18 @@ class ResidentRanks:
             if number is None:
                 position = "does not say where it is"
             elif number == 0:
-                position = "is behind the cell's last line, where it waits for its GPU"
+                position = "is past the cell's last line and waits for its GPU"
             else:
-                # The first line of the cell is its second: above it stands `%%ranks`.
+                # The cell's first line has number 2: `%%ranks` is line 1.
                 position = f"in line {number}, `{cell_lines[number - 2].strip()}`"
             ranks.setdefault(position, []).append(str(rank))
         return "".join(f"rank {', '.join(at)} {position}\n" for position, at in ranks.items())
 
     def _line_number(self, rank: int, name: str) -> int | None:
-        """Ask a rank for its line in the cell, 0 outside of it.
+        """Ask a rank for its line in the cell, 0 outside the cell.
 
-        Its signal handler writes its stack, the innermost call first. None where nothing comes: the
-        cell may ignore the signal.
+        Its signal handler writes its stack, the innermost call first. None if it does not answer:
+        the cell may ignore the signal.
         """
         for _ in range(self._output.qsize()):
             self._output.get()
@@ -228,8 +228,8 @@ class ResidentRanks:
     def run(self, cell: str, limit: float) -> None:
         """Run a cell on all ranks, and show the lines of each in a block.
 
-        limit: seconds. Raises LaunchError if a rank fails or hangs. Where not all ranks have come
-        to the end of the cell, all are ended, and the next cell starts new ones.
+        limit: seconds. Raises LaunchError if a rank fails or hangs. If not all ranks have completed
+        the cell, all are ended, and the next cell starts new ones.
         """
         with one_interrupt():
             self._run(cell, limit)
@@ -237,8 +237,8 @@ class ResidentRanks:
     def _run(self, cell: str, limit: float) -> None:
         screen = Screen(sort=True)
         tracebacks: dict[int, str] = {}
-        name = ""  # of the cell, as soon as the ranks have started
-        death, delay = "", ""  # a rank that has ended; ranks that have not come to the end
+        name = ""  # the cell's, as soon as the ranks have started
+        death, delay = "", ""  # a rank that has ended; ranks that have not completed the cell
         error_type: type[LaunchError] = LaunchError
         try:
             if not self.cells:
@@ -248,7 +248,7 @@ class ResidentRanks:
             self.cells += 1
             name = f"<cell {self.cells}>"
             self.busy, self.waiting = True, set(range(self.size))
-            # Below an empty line, which stands for that with `%%ranks`.
+            # After an empty line in place of the `%%ranks` line.
             self._send(json.dumps({"cell": f"\n{cell}", "name": name}))
             self._show_output(screen, limit, tracebacks)
         except TimeoutError:
@@ -260,7 +260,7 @@ class ResidentRanks:
             delay = self._positions(name, cell) or "no rank had begun the cell\n"
             error_type = Stopped
         finally:
-            if self.busy:  # also where something else went wrong
+            if self.busy:  # even if something else went wrong
                 self.end()
             screen.draw()
         errors = [traceback.rstrip().rpartition("\n")[2] for traceback in tracebacks.values()]
@@ -281,7 +281,7 @@ def _serve() -> None:
 
 
 def _shared_tracebacks(tracebacks: dict[int, str]) -> str:
-    """Return the traceback of each rank that failed; one that several share only once."""
+    """Return the traceback of each rank that failed, and equal ones only once."""
     ranks: dict[str, list[str]] = {}
     for rank, traceback in sorted(tracebacks.items()):
         lines = [shorten_paths(cut(line)) for line in traceback.rstrip().split("\n")]

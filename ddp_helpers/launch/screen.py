@@ -1,6 +1,6 @@
-"""The lines of many ranks on one screen: labelled, coloured, the progress bar of each on a line.
+"""The lines of many ranks on one screen: labelled, coloured, one line per progress bar.
 
-It is in the learner's process: a notebook, or a terminal.
+It is in the driver process: a notebook, or a terminal.
 """
 
 import re
@@ -10,11 +10,12 @@ from pathlib import Path
 
 from ddp_helpers import ROOT
 
-# The colours of the ranks, much as in figures, of the 256 that a terminal, JupyterLab and a code
-# host know. A label is white on its colour, since no colour can be read on white and on black.
+# The colours of the ranks, similar to the figures', out of the 256 that a terminal, JupyterLab and
+# a code host support. A label is white on its colour: no colour is readable on both white and
+# black.
 COLOURS = [27, 130, 28, 126, 24, 161, 243, 97]
-REDRAW = 0.2  # seconds from one drawing to the next, at least: a notebook is slow at it
-RATE = 100_000  # characters a second, at most: each drawing sends all that is shown to the browser
+REDRAW = 0.2  # least seconds between two drawings: a notebook is slow at it
+RATE = 100_000  # most characters per second: each drawing sends all shown lines to the browser
 WIDEST = 2000  # characters of a line that a notebook shows
 PROGRESS = re.compile(r"\[#*\.*\] \d+/\d+")
 PATHS = {
@@ -26,7 +27,7 @@ PATHS = {
 
 
 def shorten_paths(line: str) -> str:
-    """Return a line without the paths of this machine, which help nobody else."""
+    """Return a line without this machine's paths, which mean nothing elsewhere."""
     for path, short in PATHS.items():
         if path != "/":  # a container's home
             line = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w-]|\.\w)", short, line)
@@ -34,7 +35,7 @@ def shorten_paths(line: str) -> str:
 
 
 def cut(line: str) -> str:
-    """Return a line as far as a notebook shows it, and how many characters it goes on."""
+    """Return a line as far as a notebook shows it, and how many more characters it has."""
     rest = len(line) - WIDEST
     return f"{line[:WIDEST]} … and {rest:,} more characters" if rest > 0 else line
 
@@ -45,11 +46,11 @@ def on_colour(text: str, colour: int) -> str:
 
 
 def coloured_line(label: str, line: str) -> str:
-    """Return a line behind its label, on the colour of the rank that the label names."""
+    """Return a line after its label, on the colour of the rank that the label names."""
     number = re.search(r"\d+", label)
     if not number:
         return line
-    # Its last digits will do: what looks like a rank may be a number that is too long for int().
+    # Only its last digits: what looks like a rank may be a number too long for int().
     colour = COLOURS[int(number[0][-6:]) % len(COLOURS)]
     return f"{on_colour(f'[{label}]', colour)} {line}"
 
@@ -81,14 +82,14 @@ class Screen:
             self._handle = DisplayHandle()
 
     def wait_for_ranks(self, count: int, how: str = "") -> None:
-        """In a notebook, say that ranks start, until the first line: it may take seconds."""
+        """In a notebook, show that ranks start, until the first line: it may take seconds."""
         if self._handle is not None:
             text = f"starting {count} rank{'s' * (count != 1)}{how} …"
             self._handle.display({"text/plain": text}, raw=True)
             self._drawn = time.monotonic()  # the first line need not wait
 
     def add(self, label: str, line: str) -> None:
-        """Show one more line; a progress bar takes the place of its label's one before it."""
+        """Show one more line; a progress bar replaces the previous bar of its label."""
         if self._handle is not None:
             line = cut(line)
         is_bar = bool(PROGRESS.search(line))
@@ -97,7 +98,7 @@ class Screen:
         self.put(label if is_bar else None, coloured_line(label, shorten_paths(line)))
 
     def put(self, key: str | None, text: str) -> None:
-        """Show a line in the place of the one with its key; without a key, below all others."""
+        """Replace the line that has this key; without a key, add a line below all others."""
         before = ""
         if key and key in self._keyed:
             index = self._keyed[key]
@@ -113,7 +114,7 @@ class Screen:
             print(text, flush=True)  # a terminal keeps every line: one that only counts is left out
 
     def refresh(self) -> None:
-        """Draw what is not drawn yet, if it is time; whoever waits for lines calls it often."""
+        """Draw what is not drawn yet, if it is time; call it often while waiting for lines."""
         if self._changed and time.monotonic() > self._due:
             self.draw()
 

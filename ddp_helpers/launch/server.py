@@ -1,9 +1,9 @@
-"""The warm server: it has torch, and forks whatever `engine` starts: ranks, and other programs.
+"""The warm server: it has imported torch, and forks what `engine` starts: ranks and programs.
 
-The learner's process runs it as a program, and asks it through a socket. A forked rank is there in
-hundredths of a second, where a new Python would import torch for seconds. All that it forks leads a
-session of its own, and ends with the server; the server ends all, also what has lost its parent,
-when the learner's process is gone. The one that many processes share forks such a server for each.
+The driver process runs it as a program, and sends requests through a socket. A forked rank starts
+in hundredths of a second; a new Python would import torch for seconds. Each forked process leads
+its own session, and ends with the server. When the driver process is gone, the server ends all of
+them, orphans included. A shared server forks such a server for each process.
 """
 
 import atexit
@@ -37,17 +37,17 @@ _MOST_FILES = 8  # descriptors that a process is given
 class Request(NamedTuple):
     """What to start: a program, or a pickled pair of a function and its arguments."""
 
-    number: int  # with which the answer comes
+    number: int  # the answer has the same number
     environment: dict[str, str]
     folder: str
     program: list[str]
     call: bytes
-    modules: list[str]  # what the call will need, to be imported once, here
-    path: list[str]  # sys.path of the asker
+    modules: list[str]  # what the call needs, to be imported once, here
+    path: list[str]  # sys.path of the requesting process
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call prctl(2), where there is one."""
+    """Call prctl(2), if the system has it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 
@@ -55,7 +55,8 @@ def _prctl(option: int, value: int) -> None:
 def _serve(connection: Connection) -> None:
     """Start what is requested, until the other end of the connection has closed.
 
-    Answers with (number, process id, None), and at its end with (number, None, exit status).
+    Answers with (number, process id, None), and when the process ends, with (number, None, exit
+    status).
     """
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -81,8 +82,8 @@ def _serve(connection: Connection) -> None:
 
 
 def _tell_ends(numbers: dict[int, int], connection: Connection) -> None:
-    """Tell of each process that has ended, and lay to rest who has lost its parent."""
-    with suppress(ChildProcessError):  # there is no child at all
+    """Report each process that has ended, and reap orphans."""
+    with suppress(ChildProcessError):  # there are no children
         while True:
             process_id, status = os.waitpid(-1, os.WNOHANG)
             if not process_id:
@@ -92,15 +93,15 @@ def _tell_ends(numbers: dict[int, int], connection: Connection) -> None:
 
 
 def _fork(request: Request, given: list[int], ours: list[int]) -> int:
-    """Start what is asked for, and return its process id.
+    """Fork the requested process, and return its process id.
 
-    given: descriptors that become 0, 1, 2 and on; ours: the server's own.
+    given: descriptors that become 0, 1, 2 and so on; ours: the server's descriptors.
     """
     if request.call:
         for name in (*PRELOADED, *request.modules):
-            with suppress(Exception):  # the call says so, if it needs it
+            with suppress(Exception):  # if the call needs it, its own import raises
                 importlib.import_module(name)
-        gc.freeze()  # or each rank would copy the pages of all that is there
+        gc.freeze()  # or each rank would copy the memory pages of all objects
     process_id = os.fork()
     if process_id:
         for file in given:
@@ -117,7 +118,7 @@ def _fork(request: Request, given: list[int], ours: list[int]) -> int:
 
 
 def _become_a_process(request: Request, given: list[int], ours: list[int]) -> None:
-    """Be a process of its own: session, signals, files, environment; a program takes its place."""
+    """Set up the forked process: session, signals, files, environment; then execute a program."""
     os.setsid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
@@ -150,7 +151,7 @@ def _call(request: Request) -> int:
     atexit._clear()
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    torch.default_generator.seed()  # or ranks that forget to seed would draw the same numbers
+    torch.default_generator.seed()  # or unseeded ranks would draw the same numbers
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if dist.is_available():
@@ -166,30 +167,30 @@ def _call(request: Request) -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    # As an interpreter does at its end, and multiprocessing in what it has forked.
+    # As an interpreter does at its end, and multiprocessing in its forked processes.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    with suppress(Exception):  # what was called may have put something else there
+    with suppress(Exception):  # the call may have replaced it
         sys.stdout.flush()
         sys.stderr.flush()
     return status & 0xFF
 
 
 def _serve_to_the_end(connection: Connection) -> None:
-    """Serve until the other end closes, and end all that was started."""
+    """Serve until the other end closes, and then end all started processes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         _serve(connection)
-    finally:  # all that this process, and what it has forked, have started
+    finally:  # all descendants of this process
         end_found(lambda: psutil.Process().children(recursive=True))
 
 
 def _listen(address: str) -> None:
-    """Import torch, and fork a server for each who connects at this address, until stdin closes."""
+    """Import torch, and fork a server for each connection to this address, until stdin closes."""
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a server has ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a server's exit status
     with socket.socket(socket.AF_UNIX) as listener, selectors.PollSelector() as selector:
         listener.bind(address)
         listener.listen(64)
@@ -206,7 +207,7 @@ def _listen(address: str) -> None:
 
 
 def _serve_as_if_started(connection: Connection) -> None:
-    """Be a server as if whoever has connected had started it, in that environment and folder."""
+    """Serve as if the connecting process had started this one, in its environment and folder."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     environment, folder = connection.recv()
@@ -217,9 +218,9 @@ def _serve_as_if_started(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Serve, as the argument says: the descriptor of a socket, or the address of a shared server.
+    """Serve at the argument: the descriptor of a socket, or the address of a shared server.
 
-    The other end of the socket is with the process that it serves.
+    The process that it serves has the other end of the socket.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     where = sys.argv[1]
@@ -231,7 +232,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By the module's own name: in __main__ a fork beside numpy's threads warns, from 3.12 on.
+    # Under the module's own name: in __main__ a fork while numpy has threads warns, from 3.12 on.
     from ddp_helpers.launch import server
 
     server.main()

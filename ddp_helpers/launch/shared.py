@@ -1,7 +1,7 @@
-"""One server that has torch already, from which many processes get their warm servers as forks.
+"""One server that has imported torch, from which many processes fork their warm servers.
 
-It saves each of many notebooks or tests the import of torch. What it does stands in `server`; here
-it is started, and connected to.
+It saves each of many notebooks or tests the import of torch. `server` has its code; this module
+starts it and connects to it.
 """
 
 import os
@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-# The folder in which the server listens: an environment variable that all processes below inherit.
+# An environment variable with the folder in which the server listens; child processes inherit it.
 VARIABLE = "DDP_SERVER"
 
 
 def socket_folder() -> tempfile.TemporaryDirectory:
-    """Make a folder for sockets that its user alone can enter: in /tmp where TMPDIR is long.
+    """Make a folder for sockets that only its user can enter: in /tmp if TMPDIR is long.
 
-    Linux takes 107 bytes of a socket's path, and macOS 103. 50 of them are a kernel's in Jupyter.
+    A socket's path has at most 107 bytes on Linux, and 103 on macOS. A Jupyter kernel needs 50.
     """
     usual = tempfile.gettempdir()
     is_short = len(os.fsencode(usual)) <= 40
@@ -32,9 +32,9 @@ def socket_folder() -> tempfile.TemporaryDirectory:
 
 @contextmanager
 def shared_server() -> Iterator[None]:
-    """Let this process, and all below it, have servers that are forked from one with torch.
+    """Let this process and its descendants fork their servers from one that has torch.
 
-    Elsewhere than on Linux it does nothing.
+    On systems other than Linux it does nothing.
     """
     if sys.platform != "linux":
         yield
@@ -55,9 +55,9 @@ def shared_server() -> Iterator[None]:
 
 
 def connect() -> socket.socket | None:
-    """Return a socket to a server of one's own, forked from the shared one.
+    """Return a socket to this process's own server, forked from the shared one.
 
-    None where there is no shared one, or it is not like this process.
+    None if there is no shared one, or it differs from this process.
     """
     folder = os.environ.get(VARIABLE)
     if not folder:
@@ -75,10 +75,10 @@ def connect() -> socket.socket | None:
 
 
 def _inherited() -> str:
-    """Return a checksum of what a process has from the one that forks it, beside its environment.
+    """Return a checksum of what a process inherits by fork, besides its environment.
 
-    A process in another installation or namespace, of another user, on other CPUs or in a job finds
-    no server by it, and starts its own.
+    A process in a different installation or namespace, of a different user, on different CPUs or in
+    a job finds no server with its checksum, and starts its own.
     """
     spaces = [Path("/proc/self/ns", name).stat().st_ino for name in ("net", "mnt", "pid", "user")]
     limits = [resource.getrlimit(number) for number in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)]

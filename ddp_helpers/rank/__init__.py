@@ -1,4 +1,4 @@
-"""What runs on every rank, and what the scripts are written out from.
+"""The code that runs on every rank, and from which the scripts are written.
 
-It needs torch and torchvision alone.
+It needs only torch and torchvision.
 """

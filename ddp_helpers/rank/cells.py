@@ -1,6 +1,6 @@
 """Run a notebook's cells on one rank, one after the other.
 
-`ddp_helpers.launch.resident` has each rank of the notebook call it, a process of its own.
+`ddp_helpers.launch.resident` starts each rank of the notebook as a process that calls it.
 """
 
 import ast
@@ -23,7 +23,7 @@ from ddp_tools.rendezvous import listen_narrowly
 
 
 def _run(cell: str, name: str, variables: dict[str, object]) -> str:
-    """Run a cell on the variables of those before, and print the value of its last expression.
+    """Run a cell on the variables of earlier cells, and print the value of its last expression.
 
     Returns the traceback, without this function's own line; "" if the cell raised nothing.
     """
@@ -39,17 +39,17 @@ def _run(cell: str, name: str, variables: dict[str, object]) -> str:
             expression = ast.Expression(last.value)
             sys.displayhook(eval(compile(expression, name, "eval"), variables))
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # what hangs on a GPU hangs in this cell, not in a later one
-    except BaseException as error:  # SystemExit, too: the rank stays
+            torch.cuda.synchronize()  # a hang on a GPU shows in this cell, not in a later one
+    except BaseException as error:  # even SystemExit: the rank stays
         below = error.__traceback__ and error.__traceback__.tb_next
         return "".join(traceback.format_exception(error.with_traceback(below)))
     return ""
 
 
 def _reopen_output(spare: int) -> None:
-    """Open what the cell has closed of stdout, stderr and their descriptors, and say so.
+    """Reopen stdout, stderr and their descriptors if the cell has closed them, and print that.
 
-    Without it each later cell that prints would fail. spare: a descriptor of the output.
+    Otherwise each later cell that prints would fail. spare: a descriptor of the output.
     """
     closed = []
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -69,11 +69,11 @@ def _reopen_output(spare: int) -> None:
 
 
 def _join(meeting: str) -> None:
-    """Join the group of all ranks, at a file: NCCL's where there is a GPU, else gloo's."""
+    """Join the group of all ranks through a file: with NCCL if there is a GPU, else gloo."""
     listen_narrowly()
     wait_before_fork_and_exit()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = pick_device(rank)  # GPUs that are too few were hidden before
+    device = pick_device(rank)  # if there are too few GPUs, they were hidden before
     on_cpu = device.type == "cpu"
     dist.init_process_group(
         "gloo" if on_cpu else "nccl",
@@ -87,39 +87,39 @@ def _join(meeting: str) -> None:
 def serve() -> None:
     """Join the group of all ranks, then run each cell that comes on stdin.
 
-    The first line is a mark, the second the file at which the ranks meet. The mark ends the output
-    of the start and of each cell, with a traceback behind it, which is empty if all went well.
+    The first line is a mark, the second the rendezvous file of the ranks. The mark ends the output
+    of the start and of each cell; a traceback follows it, which is empty if the cell succeeded.
     """
     # Copies, since a cell may close or redirect its own; and its input() must not read the cells.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     mark, meeting = (requests.readline().rstrip("\n") for _ in range(2))
     process_id, stderr_copy = os.getpid(), os.dup(2)
-    # As in a new Python, unseeded numbers are others on each rank: all are forked from one process.
+    # As in a new Python, unseeded numbers differ on each rank: all are forked from one process.
     torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     _join(meeting)
     module = ModuleType("__main__")
-    sys.modules["__main__"] = module  # where pickle looks for the classes of a cell
+    sys.modules["__main__"] = module  # pickle finds the classes of a cell there
     failure = ""
     while True:
-        forked = os.getpid() != process_id  # a child of the cell that came to the cell's end
+        forked = os.getpid() != process_id  # a forked child that reached the end of the cell
         if not forked:
             _reopen_output(stderr_copy)
-        with suppress(Exception):  # a cell may have put something else there
+        with suppress(Exception):  # a cell may have replaced it
             sys.stdout.flush()
             sys.stderr.flush()
         if forked:
             os._exit(bool(failure))
         if not dist.is_initialized():
             cure = "no destroy_process_group() in a cell"
-            sys.exit(f"this rank has left the group, and cannot go on: {cure}")
+            sys.exit(f"this rank has left the group, and cannot continue: {cure}")
         answers.write(f"{mark}{json.dumps(failure)}\n".encode())
         answers.flush()
         request = requests.readline()
         if not request:
             return
-        # By this signal the rank writes where it stands.
+        # At this signal the rank writes its stack.
         faulthandler.register(signal.SIGUSR1, stderr_copy, all_threads=False)
         failure = _run(**json.loads(request), variables=vars(module))

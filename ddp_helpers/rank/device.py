@@ -1,4 +1,4 @@
-"""Pick this rank's device, as the scripts do, with the same function.
+"""Pick this rank's device with the same function as the scripts.
 
 The ranks of a notebook's cells and the doctor call it. It needs torch.
 """
@@ -12,9 +12,9 @@ import torch
 def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
 
-    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    Every rank calls it. Stops if there are fewer GPUs than ranks, or the given ones cannot be used.
     """
-    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    count = 0 if no_cuda else torch.cuda.device_count()  # includes GPUs that CUDA cannot use
     given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
     # The only one may be this rank's own, as with --gpus-per-task=1; torchrun's ranks all see it.
     may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -26,10 +26,10 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
-            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            # The older of torch's two NCCL classes: it overlaps communication with computing.
             os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
-            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            torch.zeros(1, device=device).add_(1)  # too old a driver or GPU raises here
             return device
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
@@ -41,14 +41,14 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
 
 
 def is_real_gpu(device: torch.device) -> bool:
-    """Tell whether the device is a GPU, and none that `ddp-course gpus` simulates on the CPU."""
+    """Return whether the device is a GPU that `ddp-course gpus` does not simulate on the CPU."""
     return device.type == "cuda" and "SIMULATED_GPUS" not in os.environ
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Tell whether the device has units for bfloat16.
+    """Return whether the device has units for bfloat16.
 
-    A processor without them emulates it, and is slower than with float32.
+    A processor without them emulates it, which is slower than float32.
     """
     if is_real_gpu(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,15 +1,15 @@
-"""Who this process is: rank, local rank and world size from one table of launchers; and its CPUs.
+"""Find rank, local rank and world size, by a table of launchers, and the number of CPUs.
 
-The scripts hold the same table, and `who_am_i`. It needs the standard library.
+The scripts contain the same table and `who_am_i`. It needs only the standard library.
 """
 
 import os
 import sys
 from typing import NoReturn
 
-# What launchers export. The last three words are rank, local rank and world size; before them
-# stands what names this start. The first row whose words are all set counts, as a whole: inside a
-# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
+# The variables that launchers export: the last three are rank, local rank and world size; the ones
+# before identify this start. The first row whose variables are all set counts: inside a Slurm job,
+# mpirun's ranks also have SLURM_PROCID=0.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "openmpi": (
@@ -18,7 +18,7 @@ LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE",
     ),
-    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # also Intel MPI
     "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
@@ -45,9 +45,9 @@ def who_am_i() -> tuple[str, int, int, int]:
 
 
 def cpus_of_rank() -> int:
-    """Count the CPUs that this process has to itself; any process calls it.
+    """Count the CPUs that this process does not share; any process calls it.
 
-    They are those of its Slurm task, or its share of torchrun's.
+    These are the CPUs of its Slurm task, or its share of torchrun's CPUs.
     """
     cpus = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux
@@ -55,5 +55,5 @@ def cpus_of_rank() -> int:
     sharing = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's ranks on this node
     task_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if task_cpus.isdecimal() and int(task_cpus):
-        cpus = min(cpus, int(task_cpus))  # of the task, which is torchrun with all its ranks
+        cpus = min(cpus, int(task_cpus))  # of the task: torchrun with all its ranks
     return max(1, cpus // max(1, int(sharing) if sharing.isdecimal() else 1))

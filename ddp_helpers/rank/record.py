@@ -1,7 +1,7 @@
-"""Write the record of a run: a folder that says what was asked, where it ran, and what came out.
+"""Write the record of a run: a folder with its settings, its machines and its results.
 
-A script of one's own imports it, or has a copy of this file beside it; the course's scripts hold
-the same functions. `ddp_helpers.records.runs` reads what they write. It needs torch.
+Your own script imports it, or has a copy of this file next to it; the course's scripts contain the
+same functions. `ddp_helpers.records.runs` reads the record. It needs torch.
 """
 
 import json
@@ -17,11 +17,11 @@ def claim(folder: Path | None) -> None:
     """Make the folder of the record, if there is one: only rank 0 has it."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spec.json").touch(exist_ok=False)  # of two runs one gets the folder
+        (folder / "spec.json").touch(exist_ok=False)  # only one of two runs gets the folder
 
 
 def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
-    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    """Record in args.run_dir, if there is one, the settings and where the ranks run."""
     env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
     env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
     env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}

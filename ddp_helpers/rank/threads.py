@@ -1,6 +1,6 @@
-"""Let other threads of a process come to rest before it forks, or ends.
+"""Wait for the other threads of a process to be idle before it forks or ends.
 
-The ranks of a notebook call it, before they join their group. It needs the standard library.
+The ranks of a notebook call it, before they join their group. It needs only the standard library.
 """
 
 import atexit
@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-_REST = 1.0  # seconds for which a fork, and the end, wait for the other threads
+_REST = 1.0  # seconds that a fork or the end waits for the other threads
 
 
 def wait_before_fork_and_exit() -> None:
@@ -38,8 +38,8 @@ def _wait_for_threads() -> None:
 
 
 def _is_running(task: Path) -> bool:
-    """Tell whether a thread, by its folder in /proc, has work to do: state R of proc(5)."""
+    """Return whether a thread, by its folder in /proc, is running: state R of proc(5)."""
     try:
         return (task / "stat").read_text().rpartition(") ")[2].startswith("R")
-    except OSError:  # it has ended since
+    except OSError:  # it has ended meanwhile
         return False

@@ -1,4 +1,4 @@
-"""Read the record of a run, or a table of many, in one process; it needs only run folders."""
+"""Read the record of one run, or a table of many, in one process; it needs only run folders."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-# Slurm's last word on a job, as the state of its run; COMPLETED leaves it to the run itself.
+# The state of a run by Slurm's final state of its job; for COMPLETED the run's own state counts.
 _ENDS = {
     "FAILED": "failed",
     "NODE_FAIL": "failed",
@@ -23,9 +23,9 @@ _ENDS = {
     "CANCELLED": "cancelled",
     "PREEMPTED": "preempted",
 }
-# Of a run that recorded no state: what its job's says.
+# The state of a run without a recorded state, by its job's.
 _EARLY_STATES = {"PENDING": "pending", "COMPLETED": "done, no record"}
-# Settings that have a column of their own, and those that change no result.
+# Settings that have their own column, and settings that change no result.
 _OTHER_COLUMNS = {"batch_size", "batch_size_per_rank", "seed"}
 _IDLE_SETTINGS = {
     "data",
@@ -39,9 +39,9 @@ _IDLE_SETTINGS = {
     "checkpoint_every",
     "vote_every",
 }
-# What records of before December 2026 call two fields of a job.
+# The names of two fields of a job in records from before December 2026.
 _OLD_NAMES = {"tasks_per_node": "ranks_per_node", "cpus_per_task": "cpus_per_rank"}
-# What a table counts, times or draws: a number, or not there. Anything else has any type.
+# What a table counts, times or draws: a number, or absent. All other values have any type.
 _NUMBERS = {
     "spec.json": ("batch_size", "batch_size_per_rank"),
     "env.json": ("world_size", "global_batch_size", "train_set", "cpus"),
@@ -61,7 +61,7 @@ _NUMBERS = {
 
 @dataclass
 class RunRecord:
-    """The record of one run, as far as it was written. `problems` names what could not be read."""
+    """The record of one run, as far as it was written. `problems` lists the unreadable parts."""
 
     folder: Path
     spec: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The state in which the run ended: its job's, else the one it recorded.
+        """The state in which the run ended: its job's, else its recorded one.
 
         "unknown" if it recorded none, as when it was killed early.
         """
@@ -84,22 +84,22 @@ class RunRecord:
 
     @property
     def damage(self) -> list[str]:
-        """List what could not be read.
+        """List the unreadable parts.
 
-        Nothing for a job without a record because it still waits, or trains nothing.
+        Nothing for a job that has no record because it still waits, or trains nothing.
         """
         has_begun = self.status or self.epochs or (self.folder / "spec.json").exists()
         return self.problems if has_begun else []
 
     @property
     def _job_fields(self) -> dict[str, Any]:
-        """The fields of the run's job: {} if it was none."""
+        """The fields of the run's job: {} if it had none."""
         fields = self.job.get("job")
         return fields if isinstance(fields, dict) else {}
 
     @property
     def _places(self) -> list[dict[str, Any]]:
-        """Where each rank ran: [] where that is not recorded, or in no form of the course's."""
+        """Where each rank ran: [] if that is not recorded in a form of the course."""
         ranks = self.env.get("ranks")
         return [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
 
@@ -125,9 +125,9 @@ class RunRecord:
         }
 
     def _batch(self) -> dict[str, Any]:
-        """The samples in a step of one rank, and of all: None where no record says.
+        """The per-rank batch size and the effective batch size: None if not recorded.
 
-        scaling: "weak" where the batch was given for one rank, else "strong".
+        scaling: "weak" if the batch was given for one rank, else "strong".
         """
         spec, ranks = self.spec, self.ranks
         per_rank, together = spec.get("batch_size_per_rank"), spec.get("batch_size")
@@ -142,7 +142,7 @@ class RunRecord:
 
     @property
     def tasks(self) -> set[Path]:
-        """The run folders of the tasks, where this is the job of an array and no task of one."""
+        """The run folders of the tasks, if this is the job of an array and not one task."""
         if self.job.get("task"):
             return set()
         values = self._job_fields.get("array") or ()
@@ -151,7 +151,7 @@ class RunRecord:
 
     @property
     def machine(self) -> str | None:
-        """The chips of all ranks, each once; in brackets behind CPU where the ranks used CPUs."""
+        """The chips of all ranks, each once; in brackets after CPU if the ranks used CPUs."""
         ranks = self._places or [self.env]
         chips = sorted({str(part["chip"]) for part in [self.env, *ranks] if part.get("chip")})
         if not chips:
@@ -172,7 +172,7 @@ class RunRecord:
     def nodes(self) -> int | None:
         """The number of nodes: the run's own, else its job's.
 
-        What the launcher pretends to be several nodes counts as such.
+        Nodes that the launcher simulates count as nodes.
         """
         seen = sum(rank.get("local_rank") == 0 for rank in self._places)
         single = 1 if self.ranks == 1 else None
@@ -182,8 +182,9 @@ class RunRecord:
 def read_run(folder: str | Path) -> RunRecord:
     """Read the record in a run folder.
 
-    A missing file or a half-written line is named in `problems`, never invented. With a text where
-    a number must be, the whole run is left out: its state is "damaged", and nothing else is known.
+    A missing file or a half-written line is listed in `problems`, never filled in. If a text
+    replaces a number, the entire run is left out: its state is "damaged", and it has no other
+    values.
     """
     run = RunRecord(Path(folder))
     run.spec = _read_object(run, "spec.json")
@@ -205,9 +206,9 @@ def read_run(folder: str | Path) -> RunRecord:
 
 
 def parse_object(content: str) -> dict[str, Any]:
-    """Read the JSON object in a text; a job in it gets the names of today.
+    """Read the JSON object in a text; a job in it gets the current names.
 
-    Raises ValueError if it holds anything else.
+    Raises ValueError if the text is anything else.
     """
     try:
         value = json.loads(content)
@@ -221,7 +222,7 @@ def parse_object(content: str) -> dict[str, Any]:
 
 
 def _no_number(run: RunRecord) -> str:
-    """Name the first of a record's _NUMBERS that is none; '' if all are."""
+    """Name the first of a record's _NUMBERS that is not a number; '' if all are."""
     contents = {
         "spec.json": [run.spec],
         "env.json": [run.env],
@@ -237,7 +238,7 @@ def _no_number(run: RunRecord) -> str:
 
 
 def _read_object(run: RunRecord, file: str) -> dict[str, Any]:
-    """Read one of a run's JSON files; {} where that is not possible. Adds to the run's problems."""
+    """Read one of a run's JSON files; {} if it is unreadable. Adds to the run's problems."""
     try:
         return parse_object((run.folder / file).read_text())
     except (OSError, ValueError) as error:
@@ -248,7 +249,7 @@ def _read_object(run: RunRecord, file: str) -> dict[str, Any]:
 
 
 def _metrics_lines(run: RunRecord) -> list[str]:
-    """Read the lines of a run's epochs; none where that is not possible. Adds to its problems."""
+    """Read the lines of a run's epochs; none if they are unreadable. Adds to its problems."""
     try:
         return (run.folder / "metrics.jsonl").read_text(errors="replace").splitlines()
     except (OSError, ValueError) as error:
@@ -259,13 +260,13 @@ def _metrics_lines(run: RunRecord) -> list[str]:
 
 
 def table(*folders: str | Path) -> "pd.DataFrame":
-    """Return every epoch of these runs: a row each, with the run's setting beside it.
+    """Return every epoch of these runs: one row each, with the run's settings.
 
-    A folder is a run's, or holds such. A run without an epoch has one row, so that a failed or
-    cancelled one is seen too. Settings in which the runs differ, such as lr, have columns of their
-    own, and stand in `asked`, as in lr=0.1. Prints to stderr what could not be read.
+    A folder is a run folder, or contains run folders. A run without an epoch has one row, so that
+    failed and cancelled runs are visible. Settings in which the runs differ, such as lr, have their
+    own columns, and are in `asked`, as in lr=0.1. Prints the unreadable parts to stderr.
     """
-    import pandas as pd  # here: it takes half a second, and a command that makes a job has no table
+    import pandas as pd  # here: it takes half a second, and commands that make jobs need no table
 
     paths = sorted(path for folder in folders for path in run_folders(Path(folder)))
     recorded = [read_run(path) for path in paths]
@@ -277,20 +278,20 @@ def table(*folders: str | Path) -> "pd.DataFrame":
     rows = []
     for run in recorded:
         if run.tasks and run.tasks <= known:
-            continue  # each task of the array has a run of its own
+            continue  # each task of the array has its own run
         settings = {name: run.spec.get(name) for name in names}
         given = [f"{name}={value}" for name, value in settings.items() if value is not None]
         row = settings | {"asked": ", ".join(given)} | run.row()
         for epoch in run.epochs or [{}]:
-            rows.append(row | epoch | row)  # whatever else a line holds
+            rows.append(row | epoch | row)  # even if a line has the same names
     return pd.DataFrame(rows)
 
 
 def _different_settings(runs: Sequence[RunRecord]) -> list[str]:
     """List the names in spec.json whose values differ between runs.
 
-    Without those that have a column anyway, those that change no result, and paths in a run's own
-    folder.
+    It omits settings that have a column anyway, settings that change no result, and paths in a
+    run's own folder.
     """
     values: dict[str, set[str]] = {}
     for run in runs:
@@ -304,7 +305,7 @@ def _different_settings(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """List the folder itself, if it is a run's, and those of its folders that are."""
+    """List the folder itself, if it is a run folder, and its subfolders that are run folders."""
     folders = [folder, *folder.glob("*/")]
     files = ("spec.json", "job.json")
     return [path for path in folders if any((path / file).exists() for file in files)]
@@ -313,7 +314,7 @@ def run_folders(folder: Path) -> list[Path]:
 def new_run_folder(folder: str | Path, name: str) -> Path:
     """Return a run folder that does not exist yet: name-1, or the next number that is free.
 
-    Raises FileExistsError where 99,999 exist.
+    Raises FileExistsError if 99,999 exist.
     """
     for number in range(1, 100_000):
         path = Path(folder) / f"{name}-{number}"

@@ -1,7 +1,7 @@
-"""Compute from a table of runs where their time goes, and what they cost; name what they ran on.
+"""Compute from a table of runs where the time goes, and the cost; name the hardware.
 
-The table is what `runs.table` returns; `alike` says in what runs agree, `per_run` makes one row of
-each run, and `advice` says how many ranks to ask for.
+The table comes from `runs.table`; `alike` lists what runs have in common, `per_run` makes one row
+per run, and `advice` recommends a number of ranks.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ _SETTING = [
 ]
 _TIMES = ["images_per_second", "seconds", "data_seconds", "test_seconds"]
 _MEASURED = [*_TIMES, "test_loss", "test_accuracy"]
-# What the course's records count and time; any other number of an epoch is a metric.
+# Counts and times in the course's records; any other number of an epoch is a metric.
 _NO_METRICS = {
     "state",
     "number",
@@ -39,7 +39,7 @@ _NO_METRICS = {
     *_TIMES,
     *_SETTING,
 }
-# How a caption calls the states in which a run is left out, if not by their names.
+# Names in captions for states in which a run is left out, if they differ from the state.
 _LEFT_OUT = {
     "running": "running or killed",
     "unknown": "of unknown end",
@@ -48,7 +48,7 @@ _LEFT_OUT = {
 
 
 def begun(table: pd.DataFrame) -> pd.DataFrame:
-    """Return all epochs, also of runs that still train, or have failed.
+    """Return all epochs, including those of runs that still train, or have failed.
 
     The column `number` counts the runs of the table from 0.
     """
@@ -67,7 +67,7 @@ def finished(table: pd.DataFrame) -> pd.DataFrame:
 def _numbered(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with all columns that are used here, and with the number of each run.
 
-    A run's name does not tell it: a name may stand in two folders.
+    A run's name does not identify it: two folders may have the same name.
     """
     columns = dict.fromkeys(["state", *_SETTING, "epoch", *_MEASURED, *table.columns])
     table = table.reindex(columns=list(columns)).fillna({"asked": ""})
@@ -76,10 +76,10 @@ def _numbered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def metrics(table: pd.DataFrame) -> list[str]:
-    """List the columns that say how well a run learns: losses first, then accuracies.
+    """List the columns that measure how well a run learns: losses first, then accuracies.
 
-    These are all numbers of its epochs, but what _NO_METRICS and the runs' settings name, and a
-    training metric that was measured on the test set, too.
+    These are all numbers of its epochs, except those in _NO_METRICS and the runs' settings, and a
+    training metric that was also measured on the test set.
     """
     settings = set()
     for assignments in table["asked"].dropna().unique():
@@ -126,7 +126,7 @@ def _states(runs: pd.DataFrame) -> str:
 def _time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
     """Return the seconds until one run first reached a test accuracy; None if it never did.
 
-    table: the rows of that run alone. target: 0 to 1. Counts training and test, and no start-up.
+    table: the rows of that run alone. target: 0 to 1. Counts training and test, not start-up.
     """
     reached = np.flatnonzero(table["test_accuracy"].to_numpy() >= target)
     test_seconds = np.nan_to_num(table["test_seconds"].to_numpy())
@@ -135,14 +135,14 @@ def _time_to_accuracy(table: pd.DataFrame, target: float) -> float | None:
 
 
 def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
-    """Return one row a finished run: its setting, its speed, where its time went, and its cost.
+    """Return one row per finished run: its settings, its speed, where its time went, and its cost.
 
-    images_per_second, seconds: those of the median epoch. The first epoch is not in it if there
-    are others: it also pays for what is done once, such as choosing kernels and making buffers.
-    data: the share of the training time that waited for data, 0 to 1. accuracy: the best of the
-    test, 0 to 1, if recorded. to_target: seconds to the target accuracy. device_hours: what the
-    job held, in the unit of `unit_of_price`, times the hours of the job, or of its epochs where no
-    job is recorded.
+    images_per_second, seconds: of the median epoch. The first epoch is left out if there are
+    others: it includes one-time work, such as choosing kernels and making buffers. data: the
+    fraction of the training time that waited for data, 0 to 1. accuracy: the best test accuracy, 0
+    to 1, if recorded. to_target: seconds to the target accuracy. device_hours: the devices of the
+    job, in the unit of `unit_of_price`, times the hours of the job, or of its epochs if no job is
+    recorded.
     """
     epochs = finished(table).dropna(subset="images_per_second")
     runs = epochs.groupby("number")
@@ -166,9 +166,9 @@ def per_run(table: pd.DataFrame, target: float = 0.95) -> pd.DataFrame:
 
 
 def alike(epochs: pd.DataFrame) -> str:
-    """Say in what these runs agree, a line each: all but the ranks that decides about speed.
+    """List what these runs have in common, one per line: all that affects speed except the ranks.
 
-    Raises ValueError where they differ in one of them: such runs do not say what ranks are worth.
+    Raises ValueError if they differ in one of them: such runs do not show the effect of ranks.
     """
     columns = {name: epochs[name] for name in ("machine", "site", "dataset", "train_set", "asked")}
     for kind, name in {"strong": "global_batch", "weak": "batch_per_rank"}.items():
@@ -184,13 +184,13 @@ def alike(epochs: pd.DataFrame) -> str:
 
 
 def advice(speeds: pd.Series, least: float) -> str:
-    """Say how many ranks to ask for: the fastest size whose efficiency is at least `least`.
+    """Recommend a number of ranks: the fastest size whose efficiency is at least `least`.
 
     speeds: images per second of each run, by scaling, world_size, global_batch and run. Strong runs
     count, or weak ones if there are no others. The base is the median of all equal runs on the
     fewest ranks; runs are equal if ranks and global batch are, strong or weak. least: 0 to 1. The
-    answer depends on the base alone, so there is none where equal runs of the base lie further
-    apart than the bar, 1 / least - 1, or where it ran only once.
+    answer depends on the base alone: there is no answer if equal runs of the base differ by more
+    than the limit, 1 / least - 1, or if the base ran only once.
     """
     equal = speeds.groupby(["world_size", "global_batch"], dropna=False)
     measures = {name: equal.transform(name) for name in ("median", "min", "max", "size")}
@@ -211,20 +211,20 @@ def advice(speeds: pd.Series, least: float) -> str:
 
 
 def _percent(share: float) -> str:
-    """Write a share of 1 in percent, as in 25 % or 5.3 %."""
+    """Format a fraction in percent, as in 25 % or 5.3 %."""
     return f"{round(100 * share, 1):g} %"
 
 
 def unit_of_ranks(runs: pd.DataFrame) -> str:
-    """Name what ranks of these runs use: GPU; rank on CPUs, or where no machine is recorded."""
+    """Name the device of a rank: GPU; rank on CPUs, or if no machine is recorded."""
     machines = runs["machine"].fillna("CPU").astype(str)
     return "rank" if machines.str.startswith("CPU").any() else "GPU"
 
 
 def unit_of_price(runs: pd.DataFrame) -> str:
-    """Name what these jobs hold and are billed for: GPU; on CPUs CPU, or rank if none is recorded.
+    """Name the unit that these jobs are billed for: GPU; on CPUs CPU, or rank if none is recorded.
 
-    A rank on CPUs holds all of its own, `cpus_per_rank`.
+    A rank on CPUs is billed for its `cpus_per_rank`.
     """
     unit = unit_of_ranks(runs)
     return "CPU" if unit == "rank" and runs["cpus_per_rank"].notna().all() else unit
@@ -238,5 +238,5 @@ def data_and_machine(runs: pd.DataFrame) -> str:
 
 
 def counted(count: int, unit: str) -> str:
-    """Write a count with its unit, as in 1 GPU, 4 GPUs."""
+    """Format a count with its unit, as in 1 GPU, 4 GPUs."""
     return f"{count} {unit}{'' if count == 1 else 's'}"

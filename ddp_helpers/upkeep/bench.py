@@ -1,8 +1,8 @@
 """Measure the speed goals of the course, on one quiet machine.
 
-What is compared takes turns, so that a busy machine slows both alike. It runs in one process, which
-starts the ranks. The ladder of one device is notebook 12's. It has no flags: what stands behind its
-name on the command line would be read as mnist_ddp's.
+Compared measurements alternate, so that a busy machine slows both equally. It runs in one process,
+which starts the ranks. The ladder of one device is notebook 12's. It has no flags: any arguments
+would be read as mnist_ddp's.
 """
 
 import io
@@ -36,7 +36,7 @@ _Measure = Callable[[], float]
 
 
 def ratios(a: _Measure, b: _Measure, times: int) -> list[float]:
-    """Measure a as a multiple of b, `times` times, in turns: A B, B A."""
+    """Measure a as a multiple of b, `times` times, alternating: A B, B A."""
     multiples = []
     for turn in range(times):
         order = (a, b) if turn % 2 == 0 else (b, a)
@@ -46,9 +46,9 @@ def ratios(a: _Measure, b: _Measure, times: int) -> list[float]:
 
 
 def _script(folder: Path, name: str, *flags: object, ranks: int = 0) -> _Measure:
-    """Return what measures a script's images per second in the second of two epochs.
+    """Return a function that measures a script's images per second in the second of two epochs.
 
-    ranks: how many, of one thread each; with 0 it runs by itself.
+    ranks: the number of ranks, with one thread each; with 0 it runs without a launcher.
     """
     script = scripts.write_script(name, folder / f"{name}.py")
     data = write_digits(folder / "digits", train=3072, test=256)  # once for all scripts
@@ -70,7 +70,7 @@ def _script(folder: Path, name: str, *flags: object, ranks: int = 0) -> _Measure
 
 
 def _trainer(model: nn.Module, device: torch.device) -> _Measure:
-    """Return what measures a model's training, in passes over a few batches a second."""
+    """Return a function that measures training: passes over a few batches per second."""
     flags = read_flags(1)
     flags.bf16, flags.log_interval = has_bf16(device), 10**9
     images = torch.rand(64, 1, 28, 28, device=device).to(memory_format=torch.channels_last)
@@ -89,14 +89,14 @@ def _trainer(model: nn.Module, device: torch.device) -> _Measure:
 
 
 def _net(device: torch.device) -> nn.Module:
-    """Make the course's network on a device, in the order of memory that is fastest there."""
+    """Make the course's network on a device, in the memory format that is fastest there."""
     net = Net().to(device)
-    # torch's stubs know no memory_format of a module.
+    # torch's stubs have no memory_format for a module.
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _cost_of_ddp(device: torch.device, times: int) -> list[float]:
-    """Measure the cost of DDP on one rank, in per cent of the time without a group, in turns."""
+    """Measure the cost of DDP on one rank, in per cent of the time without a group, alternating."""
     backend, claimed = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     store = dist.HashStore()
     dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=claimed)
@@ -109,7 +109,7 @@ def _cost_of_ddp(device: torch.device, times: int) -> list[float]:
 
 
 def _goals(folder: Path, device: torch.device, times: int) -> Iterator[dict[str, Any]]:
-    """Measure what has a goal: a row for each, printed as soon as it is measured."""
+    """Measure every goal: one row each, printed as soon as it is measured."""
     quiet = ("--log-interval", 10**9)
     fast = _script(folder, "mnist_fast", *(["--bf16"] if has_bf16(device) else []))
     plain = _script(folder, "mnist_ddp", "--num-workers", 0, *quiet)
@@ -129,8 +129,8 @@ def _goals(folder: Path, device: torch.device, times: int) -> Iterator[dict[str,
 def row(name: str, values: list[float], sign: str, goal: float) -> dict[str, Any]:
     """Print a row of the table: median, the middle half of the values, goal; return it for JSON.
 
-    sign: "<=" or ">=", by which the median is compared with the goal. Where the goal lies within
-    the middle half, the next run could say the opposite: it is undecided.
+    sign: "<=" or ">=", by which the median is compared with the goal. If the goal is within the
+    middle half, the next run could give the opposite result: it is undecided.
     """
     low, middle, high = quantiles(values * 2, n=4, method="inclusive")
     is_met = middle <= goal if sign == "<=" else middle >= goal

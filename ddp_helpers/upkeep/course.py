@@ -1,7 +1,7 @@
 """Execute notebooks of the course: into build/, two at a time, or in place.
 
 `make run` and `make notebooks` call it, in one process that starts a kernel for each notebook. In
-place it makes the outputs that are committed.
+place it produces the committed outputs.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from ddp_tools import PlainError
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"
 CORE = tuple(f"{number:02}" for number in range(1, 10))
-_CELL_SECONDS = 900  # that one cell may take
+_CELL_SECONDS = 900  # time limit of one cell
 
 
 @dataclass
@@ -63,13 +63,13 @@ class _Progress:
         return time.monotonic() - self.begin
 
     def step(self, cell: NotebookNode, cell_index: int, execute_reply: object) -> None:
-        """Count a cell; nbclient calls it behind each."""
+        """Count a cell; nbclient calls it after each."""
         self.done += 1
         if sys.stdout.isatty():
             self._print(end="")
 
     def finish(self) -> None:
-        """Write the line a last time."""
+        """Write the line for the last time."""
         self._print(end="\n")
 
     def _print(self, end: str) -> None:
@@ -81,7 +81,7 @@ class _Progress:
 def execute(path: Path, target: Path, is_warm: bool) -> Outcome:
     """Run every cell of the notebook at `path` in a new kernel, and write it to `target`.
 
-    is_warm: whether the kernel is forked. An error ends the run, and stands in the outcome.
+    is_warm: whether the kernel is forked. An error ends the run, and is in the outcome.
     """
     notebook = nbformat.read(path, as_version=4)
     progress = _Progress(path.stem, sum(cell.cell_type == "code" for cell in notebook.cells))
@@ -112,13 +112,13 @@ def execute(path: Path, target: Path, is_warm: bool) -> Outcome:
 
 
 def code_checksum(notebook: NotebookNode) -> str:
-    """Return a checksum of the code cells: a test compares it with that of what was executed."""
+    """Return a checksum of the code cells: a test compares it with the executed notebook's."""
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
 
 
 def _write_figures(notebook: NotebookNode, stem: str) -> list[Path]:
-    """Write the figures of an executed notebook to build/figures, and return where they are."""
+    """Write the figures of an executed notebook to build/figures, and return their paths."""
     folder = BUILD / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for figure in folder.glob(f"{stem}_*.png"):
@@ -136,17 +136,17 @@ def _write_figures(notebook: NotebookNode, stem: str) -> list[Path]:
 def _sends_jobs(notebook: NotebookNode) -> bool:
     """Whether a notebook sends jobs and watches them.
 
-    Such notebooks share the queue and runs/, and go one by one. One that only waits for a single
-    job of its own may wait behind theirs.
+    Such notebooks share the queue and runs/, and run one by one. A notebook that only waits for one
+    job may wait for theirs.
     """
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     return bool(re.search(r"%%slurm|papermill|jobs\.(submit|watch|cancel)", code))
 
 
 class _Queue:
-    """Notebooks to execute: those that took longest when they were last executed come first.
+    """Notebooks to execute: those that took longest at their last execution come first.
 
-    Takers ask it for the next one, each in a thread of its own.
+    Several threads take notebooks from it.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -158,7 +158,7 @@ class _Queue:
         self._changed = threading.Condition()
 
     def take(self) -> Path | None:
-        """Wait for a notebook that can begin, and return it; None where no more are to be had."""
+        """Wait for a notebook that can start, and return it; None if no more are left."""
         with self._changed:
             while self._waiting:
                 for path in self._waiting:
@@ -171,7 +171,7 @@ class _Queue:
             return None
 
     def give_back(self, path: Path) -> None:
-        """Say that a notebook has ended."""
+        """Record that a notebook has ended."""
         with self._changed:
             if self._sender == path:
                 self._sender = None
@@ -214,10 +214,10 @@ def _execute_all(paths: Sequence[Path], folder: Path, in_place: bool) -> list[Ou
 def run(only: list[str], every: bool, in_place: bool) -> int:
     """Execute the core of the course, 01 to 09, and return the exit status: 1 if one fails.
 
-    only: instead, those whose names begin so; every: instead, all. in_place: one after the other,
-    since beside committed outputs nothing ran, each in a Python of its own, which shows a forgotten
-    import; else two at a time, in forked kernels, into build/notebooks. Stops if there is no such
-    notebook.
+    only: instead, those whose names start with one of these; every: instead, all. in_place: one
+    after the other, so that nothing else runs while outputs are made, each in a new Python, which
+    shows a forgotten import; else two at a time, in forked kernels, into build/notebooks. Stops if
+    there is no such notebook.
     """
     paths = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
     if not every:
@@ -231,7 +231,7 @@ def run(only: list[str], every: bool, in_place: bool) -> int:
     except PlainError as problem:
         stop(str(problem))
     try:
-        if not in_place:  # on two CPUs, threads of two notebooks that wait actively would spin
+        if not in_place:  # on two CPUs, two notebooks' waiting threads would spin
             os.environ["GOMP_SPINCOUNT"] = "0"
         with nullcontext() if in_place else shared_server():
             outcomes = _execute_all(paths, folder, in_place)

@@ -28,7 +28,7 @@ _README, _MAP = ROOT / "README.md", ROOT / "docs" / "course.png"
 NOTEBOOKS = {
     path.stem.partition("_")[0]: path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 }
-# A notebook's row in the map: its number, and what one needs.
+# A notebook's row in the map: its number, and what it needs.
 _MAP_ROW = re.compile(r"^\| \[(\d\d[a-z]?) .*?\| ([^|]*) \|$", re.M)
 
 
@@ -41,7 +41,7 @@ def _opening(number: str) -> str:
 def _part_of_opening(number: str, pattern: str) -> str:
     """Return what the group of a pattern matches in a notebook's first cell.
 
-    Raises ValueError, which names the notebook, where the cell has no such part.
+    Raises ValueError, which names the notebook, if the cell has no such part.
     """
     part = re.search(pattern, _opening(number), re.M)
     if not part:
@@ -78,7 +78,7 @@ def _map_row(number: str, needs: str) -> str:
 def front_page_text(text: str) -> str:
     """Return README's text with a row for each notebook, in order.
 
-    What one needs for a notebook stays as it is there.
+    The column of what a notebook needs stays unchanged.
     """
     needs = dict(_MAP_ROW.findall(text))
     rows = "\n".join(_map_row(number, needs.get(number, "")) for number in NOTEBOOKS)
@@ -105,7 +105,7 @@ class _Place(NamedTuple):
 def _places(needs: dict[str, list[str]]) -> dict[str, _Place]:
     """Place each notebook to the right of all that it needs: the core above, electives below.
 
-    Electives of a column stand in the order of the rows that they branch off from, so that no two
+    Electives of a column are in the order of the rows from which they branch off, so that no two
     arrows cross.
     """
     columns: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Keep the record of `make gpu`, which runs it: beside it stand speed.png and overlap.png."""
+"""Keep the record of `make gpu`, which runs it, with speed.png and overlap.png next to it."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def machine(record: Record) -> str:
 
 
 def draw_speed(record: Record) -> Picture:
-    """Draw the images per second of the ladder's rungs, beside those of two CPU cores."""
+    """Draw the images per second of the ladder's rungs, next to the values of two CPU cores."""
     rows = record["steps"]["speed"]["seen"]["rows"]
     here, cores = {}, {}
     for rung, (name, recorded) in _RUNGS.items():
@@ -76,7 +76,7 @@ def draw_speed(record: Record) -> Picture:
 
 
 def draw_overlap(record: Record) -> Picture:
-    """Draw one step with each class of NCCL: computing above, all-reduces below."""
+    """Draw one step with each NCCL class: computing above, all-reduces below."""
     classes = record["steps"]["overlap"]["seen"]["classes"]
     size = WIDTH, 1.7 + 1.3 * len(classes)
     figure, axes = plt.subplots(len(classes), 1, figsize=size, sharex=True, squeeze=False)

@@ -1,7 +1,7 @@
 """Make the records of runs that are committed in notebooks/results, and keep finished runs there.
 
-`make save-runs FOLDER=… NAME=…` calls it. With one path, of a folder with MNIST, it makes the runs
-that notebook 09 draws for who has none. One process, beside a Slurm or alone.
+`make save-runs FOLDER=… NAME=…` calls it. With one path, to a folder with MNIST, it makes the runs
+that notebook 09 draws for a reader without runs. It runs in one process, with or without Slurm.
 """
 
 import json
@@ -30,8 +30,8 @@ _CPUS, _SEEDS = (1, 2), (1, 2)
 def keep(folder: Path, name: str) -> Path:
     """Copy the finished runs below a folder to notebooks/results/NAME, and return that folder.
 
-    Weights, logs and scripts stay behind; so do the names of hosts. Prints to stderr which runs
-    could not be read, or not whole. Stops where there is no run, or the name is taken.
+    Weights, logs, scripts and host names are not copied. Prints to stderr which runs could not be
+    read completely. Stops if there is no run, or the name is taken.
     """
     recorded = [runs.read_run(path) for path in sorted(runs.run_folders(Path(folder)))]
     kept = [run for run in recorded if run.epochs and run.state == "done"]
@@ -84,7 +84,7 @@ def _first_images(mnist: Path, target: Path) -> Path:
     raw.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         content = (mnist / "MNIST" / "raw" / name).read_bytes()
-        header, size = (16, 28 * 28) if "images" in name else (8, 1)  # bytes; of a sample
+        header, size = (16, 28 * 28) if "images" in name else (8, 1)  # bytes; per sample
         count = _TRAIN_IMAGES if name.startswith("train") else _TEST_IMAGES
         start = content[:4] + struct.pack(">I", count) + content[8:header]
         (raw / name).write_bytes(start + content[header : header + count * size])
@@ -100,7 +100,7 @@ def _configuration(
 ) -> dict[str, object]:
     """Return the parameters of slurm/job.ipynb for one run.
 
-    The batch is that of all ranks ("strong"), or of each ("weak").
+    The batch is for all ranks together ("strong"), or for each ("weak").
     """
     nodes, gpus = shape
     batch = "batch_size" if scaling == "strong" else "batch_size_per_rank"

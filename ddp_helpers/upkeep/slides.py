@@ -1,4 +1,4 @@
-"""Write slides of the notebooks as they are: a page of titles, questions to the room, and figures.
+"""Write slides of the notebooks: a page of titles, questions to the room, and figures.
 
 `make slides` runs it, in one process. The pages need no network, and nothing is executed. Code is
 shown in JupyterLab: a cell with its output seldom fits on a slide.
@@ -52,7 +52,7 @@ addEventListener("keydown", event => {{
 def slides(path: Path) -> tuple[list[str], list[bytes]]:
     """Return the slides of a notebook, each a section of HTML, and its figures as PNG, in order.
 
-    A figure that moves has a slide for each of its steps. A slide's title is the heading above.
+    An animated figure has a slide for each of its steps. A slide's title is the heading above.
     """
     cells = nbformat.read(path, as_version=4).cells
     opening = cells[0].source.partition("**You need**")[0]
@@ -71,7 +71,7 @@ def slides(path: Path) -> tuple[list[str], list[bytes]]:
             page = output.get("data", {}).get("text/html", "")
             if not page.startswith(("<img ", '<div class="animation"')):
                 continue
-            # Of a figure that moves, all steps stand before the first one's own picture.
+            # An animated figure has all its steps before the picture of the first one.
             pictures, *_ = re.findall(r'(?:data-pictures|src)="([^"]*)"', page)
             [told] = re.findall(r'<img [^>]*\balt="([^"]*)"', page)
             for source in pictures.split(" "):
@@ -87,7 +87,7 @@ def _section(title: str, body: str) -> str:
 
 
 def write(path: Path, folder: Path) -> None:
-    """Write the slides of a notebook into a folder, and beside them its figures as files."""
+    """Write the slides of a notebook into a folder, with its figures as files next to them."""
     sections, figures = slides(path)
     for number, figure in enumerate(figures, start=1):
         (folder / f"{path.stem}_{number:02}.png").write_bytes(figure)

@@ -1,4 +1,4 @@
-"""Tell how many waves a noisy signal has, 1 to 4. One process for each GPU.
+"""Count the waves of a noisy signal, 1 to 4. One process for each GPU.
 
 torchrun --standalone --nproc-per-node 2 -- signals_ddp.py --epochs 10
 """
@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keep it before there is a group (docs/scripts-and-jobs.md)
+import torch.distributed.nn  # keep it before forming the group (docs/scripts-and-jobs.md)
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 def signals(count: int, seed: int) -> TensorDataset:
     """Make noisy sines of 64 values [count, 1, 64], each with 1 to 4 waves.
 
-    The targets are the numbers of waves less one [count].
+    The targets are the numbers of waves minus one [count].
     """
     random = torch.Generator().manual_seed(seed)
     waves, shift = torch.arange(count) % 4, torch.rand(count, 1, generator=random)
@@ -85,7 +85,7 @@ def main() -> None:
             print(f"epoch {epoch}: {right:.0f}/{len(test_set)} right", flush=True)
     if rank == 0:
         torch.save(model.state_dict(), "signals.pt")
-    dist.barrier()  # srun --wait ends a rank 0 that still saves when the others have left
+    dist.barrier()  # srun --wait ends a rank 0 that still saves after the others exit
     dist.destroy_process_group()
 
 

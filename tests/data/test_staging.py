@@ -79,7 +79,7 @@ def test_the_script_refuses_without_a_network_in_a_line_and_finds_what_is_there(
     refused(runpy.run_path, str(script), run_name="__main__", named=["no download", "copy MNIST/raw there"])
     monkeypatch.setattr("sys.argv", ["download_data.py", "--data", str(digits)])
     runpy.run_path(str(script), run_name="__main__")
-    assert capsys.readouterr().out == f"digits is whole; use it with: --data {digits}\n"
+    assert capsys.readouterr().out == f"digits is complete; use it with: --data {digits}\n"
 
 
 def test_ddp_mnist_root_wins(digits, tmp_path, monkeypatch):

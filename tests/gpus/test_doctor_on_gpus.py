@@ -72,7 +72,7 @@ def task(name, gpu="A"):
 def test_two_slices_of_a_card_are_two_gpus_and_one_slice_is_not():
     assert seen_by("devices", task("MIG-1"), task("MIG-2"))[1:] == ("cuda:0", "")
     _, seen, cure = seen_by("devices", task("MIG-1"), task("MIG-1"))
-    assert "GPU A MIG-1 on here is shared" in seen and "of MIG: one slice, one rank" in cure
+    assert "GPU A MIG-1 on here is shared" in seen and "with MIG one slice per rank" in cure
     # --gres=gpu:3g.40gb:2 names two to both tasks, and CUDA shows the first to each.
     assert "is shared" in seen_by("devices", task("MIG-1,MIG-2"), task("MIG-1,MIG-2"))[1]
     assert seen_by("devices", task("0"), task("1"))[2], "a card's own number is not doubted"

@@ -47,7 +47,7 @@ def test_a_script_of_several_files_runs_to_its_end_in_another_folder(project, na
     monkeypatch.chdir(project)
     words = ["job", "local", "train.py", "--nodes", "2", "--run"]
     assert main([*words, f"{name}-not", "--", "{run_dir}/said.txt", "settings/rate.txt"]) == 0
-    relative, _, whole = capsys.readouterr().err.partition(" (behind --): give ")
+    relative, _, whole = capsys.readouterr().err.partition(" (after --): give ")
     assert relative.endswith(": settings/rate.txt")
     whole = whole.splitlines()[0]
     assert main([*words, name, "--submit", "--", "{run_dir}/said.txt", whole]) == 0
@@ -101,7 +101,7 @@ def test_relative_paths_that_begin_elsewhere_in_the_job_are_named_and_nothing_el
 
     def named(run, words=()):
         jobs.prepare(script, words, site, tmp_path / "runs" / run)
-        return capsys.readouterr().err.partition("begin in the run folder in the job")[2]
+        return capsys.readouterr().err.partition("are relative to the run folder in the job")[2]
 
     for here in (folder, tmp_path / "data"):  # seen from the folder of the person, or from that of the script
         here.mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def test_relative_paths_that_begin_elsewhere_in_the_job_are_named_and_nothing_el
     script.write_text("import module\nopen('data/x.csv')")
     (folder / "module.py").write_text("\nopen('rates.yaml')\nopen('../beside.txt')")
     said = named("all", ["--data=data", "--lr", "0.1", "--from", "data/x.csv", "--split", "data", "{run_dir}/data"])
-    places = ["data (behind --): ", "data/x.csv (behind --): ", "rates.yaml (module.py:2): "]
+    places = ["data (after --): ", "data/x.csv (after --): ", "rates.yaml (module.py:2): "]
     assert all(place in said for place in places) and said.endswith("; and 1 more\n") and str(folder / "data;") in said
 
 
@@ -131,8 +131,8 @@ def test_a_part_of_a_package_is_refused_and_the_script_that_the_refusal_names_ru
     with pytest.raises(jobs.JobError) as refusal:
         jobs.prepare(inner / "train.py", (), site, tmp_path / "run")
     assert "train.py, line 2: 'from ..model import NET'" in str(refusal.value) and not (tmp_path / "run").exists()
-    place, _, line = str(refusal.value).partition(" with this line alone: ")
-    assert place.endswith("a script beside package/")
+    place, _, line = str(refusal.value).partition(" with only this line: ")
+    assert place.endswith("a script next to package/")
     (tmp_path / "start.py").write_text(line)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     job = jobs.prepare(tmp_path / "start.py", ["{run_dir}/said.txt"], site, tmp_path / "run", requeue=True)
@@ -144,7 +144,7 @@ def test_a_part_of_a_package_is_refused_and_the_script_that_the_refusal_names_ru
     (inner / "train.py").write_text("import absent_package\nfrom package.model import NET")
     jobs.prepare(inner / "train.py", (), site, tmp_path / "above")
     err = capsys.readouterr().err
-    assert f"imports package, which lies in {tmp_path}, " in err and "absent" not in err
+    assert f"imports package, which is in {tmp_path}, " in err and "absent" not in err
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # as export PYTHONPATH, before the command
     jobs.prepare(inner / "train.py", (), site, tmp_path / "exported")
     assert "imports package" not in capsys.readouterr().err

@@ -28,7 +28,7 @@ OWN = [
         "class Noisy(list):\n    def __getitem__(self, index):\n        sample = super().__getitem__(index)\n"
         '        return sample | {"x": sample["x"] + 0.05 * torch.randn(2)}\n',
     ),
-    ('x, y = batch  # or of a dict, batch["x"]: whatever your data give', 'x, y = batch["x"], batch["y"]'),
+    ('x, y = batch  # or for a dict, batch["x"]: as your data are', 'x, y = batch["x"], batch["y"]'),
     ("for x, y in test_batches:", "for x, y in map(dict.values, test_batches):"),
     ("DistributedSampler(train_set)", "WeightedShare(torch.linspace(1, 3, 960), 960)"),
     (
@@ -195,7 +195,7 @@ def test_a_folder_with_another_run_is_left_alone(tmp_path):
     script = shutil.copy(SCRIPT, tmp_path)
     assert start(script, 1)[0] == [0]
     before = newest(tmp_path).stat().st_mtime_ns
-    for words, named in ((["--lr", 0.2], "other flags"), (["--run-dir", "new"], "--save own.pt")):
+    for words, named in ((["--lr", 0.2], "different flags"), (["--run-dir", "new"], "--save own.pt")):
         statuses, said = start(script, 1, *words)
         assert statuses == [2] and len(said) == 1 and named in said[0], said
     assert newest(tmp_path).stat().st_mtime_ns == before

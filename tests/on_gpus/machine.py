@@ -26,7 +26,7 @@ def facts():
     if not devices:
         sys.exit("torch sees none")
     for device in devices:
-        torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+        torch.zeros(1, device=device).add_(1)  # too old a driver or GPU raises here
     return {
         "gpus": len(devices),
         "names": [torch.cuda.get_device_name(device) for device in devices],

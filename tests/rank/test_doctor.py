@@ -154,7 +154,7 @@ def test_who_finds_no_rank_0_or_a_stranger_who_never_answers_says_so_in_one_line
         ports = [launch.free_port(), stranger.getsockname()[1]]
         alone = examined(*((1, ["--timeout", 2], {"MASTER_PORT": port}) for port in ports))
     for port, (status, said) in zip(ports, alone, strict=True):
-        ended(status, "", f"{said}\n", f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}", "rank 0", "stranger")
+        ended(status, "", f"{said}\n", f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}", "rank 0", "another program")
 
 
 def test_a_meeting_point_that_is_taken_or_that_nobody_exported_or_knows_is_red(examined):
@@ -166,7 +166,7 @@ def test_a_meeting_point_that_is_taken_or_that_nobody_exported_or_knows_is_red(e
         red_rows = without(said)
         assert status == 1 and list(red_rows) == ["ranks"], said
         seen, cure = red_rows["ranks"]
-        assert f"{name}={value}" in seen and "exported" in cure, said
+        assert f"{name}={value}" in seen and "export MASTER_ADDR" in cure, said
 
 
 def test_an_interface_that_is_not_there_is_a_red_sum(examined):
@@ -205,7 +205,7 @@ def test_a_wrong_sum_and_another_version_are_red(examined, tmp_path):
     red_rows = red(said)
     assert (status, other) == (1, 1) and list(red_rows) == ["versions", "all-reduce"]
     seen, _ = red_rows["versions"]
-    assert seen.startswith("rank 1: python ") and ", torchvision 0.0, where rank 0 has python " in seen
+    assert seen.startswith("rank 1: python ") and ", torchvision 0.0, but rank 0 has python " in seen
     assert re.match(r"all ranks: .*\b2 ranks\b.*\b8\b.*\b3", red_rows["all-reduce"][0])  # 1 + 7, and not 1 + 2
 
 
@@ -253,7 +253,7 @@ RIGHT = {
     ),  # six sixths are a bit less than 1
     "tasks on one machine": ("cpus", [SHARED | {"launcher": "slurm"}] * 4, "each rank's own: 1"),
     "a network": ("network", [ONE | {"address": "10.0.0.1"}, TWO | {"address": "fe80::1"}], "one is 10.0.0.1; two is"),
-    "one dataset": ("data", [{}, {}], "MNIST 0, whole on each rank"),
+    "one dataset": ("data", [{}, {}], "MNIST 0, complete on each rank"),
     "space": ("run folder", [{}, {"free": 10**9}], "wrote for runs; 1100 GB free; "),
     "Docker's default, and nobody needs it": ("/dev/shm", [{"free": DOCKER}], "64 MB free"),
     "one rank with a GPU": ("/dev/shm", [A | {"free": DOCKER}], "64 MB free"),
@@ -266,9 +266,9 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
         "rank 0: alone, but the job has SLURM_NTASKS=4",
         "srun",
     ),
-    "one GPU for two": ("devices", [A, A], "all ranks: GPU A on here is shared", "of MIG: one slice, one rank"),
+    "one GPU for two": ("devices", [A, A], "all ranks: GPU A on here is shared", "with MIG one slice per rank"),
     "two of three": ("devices", [A, B, B], "ranks 1, 2: GPU B on here is shared", "a GPU for each task"),
-    "a GPU for one": ("devices", [A, {}], "rank 1: no GPU, where others have one", "--no-cuda"),
+    "a GPU for one": ("devices", [A, {}], "rank 1: no GPU, but other ranks have one", "--no-cuda"),
     "too few GPUs": ("devices", [BOTH] * 3, "rank 2: local rank 2 has no GPU (2 here)", "a GPU for each task"),
     "one GPU under torchrun": ("devices", [A | TORCHRUN] * 2, "rank 1: local rank 1 has no GPU (1 here)", "--no-cuda"),
     "a torch without": (
@@ -285,7 +285,7 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
         "--no-cuda",
     ),
     "two versions": ("versions", [{}, {"version": "2"}], "rank 1: python", "one environment"),
-    "one CPU for two": ("cpus", [{}, {"first": 0}], "all ranks: CPUs of its own: 0", "fewer ranks on a node"),
+    "one CPU for two": ("cpus", [{}, {"first": 0}], "all ranks: CPUs of its own: 0", "fewer ranks per node"),
     "a worker too many": ("cpus", [{"workers": 1}] * 2, "all ranks: CPUs of its own: 1", "fewer --num-workers"),
     "no number": ("cpus", [{"env": {"SLURM_CPUS_PER_TASK": "two"}}], "rank 0: invalid literal", "--cpus-per-task"),
     "not inherited": (
@@ -297,19 +297,19 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
     "too many threads": (
         "cpus",
         [{"env": {"OMP_NUM_THREADS": "4"}}],
-        "rank 0: CPUs of its own: 1, for itself with --num-workers 0, and OMP_NUM_THREADS=4",
+        "rank 0: CPUs of its own: 1, too few with --num-workers 0, and OMP_NUM_THREADS=4",
         "a smaller OMP_NUM_THREADS",
     ),
     "a machine that does not know itself": (
         "network",
         [{}, {}],
         "all ranks: here, this machine's name, has no address: torchrun waits minutes for it",
-        "/etc/hosts; or torchrun --standalone --local-addr=localhost",
+        "/etc/hosts: 127.0.1.1 and the name; or torchrun --standalone --local-addr=localhost",
     ),
     "other digits": (
         "data",
         [{}, {"data": "digits"}],
-        "rank 1: digits 0, whole on each rank, where rank 0 has MNIST 0",
+        "rank 1: digits 0, complete on each rank, but rank 0 has MNIST 0",
         "",
     ),
     "no data on rank 0": ("data", [{"data": ""}, {}], "rank 0: Get it.", "one --data"),

@@ -242,7 +242,8 @@ def test_data_that_are_not_whole_are_refused(case, alone, digits, tmp_path):
     shutil.copytree(digits, tmp_path / "copy")
     damage(tmp_path / "copy" / TRAIN)
     status, out, err = alone("--run-dir=run", data=tmp_path / "copy")
-    assert (status, out) == (1, "") and f"--data {tmp_path / 'copy'} holds no whole MNIST" in err and says in err, err
+    assert (status, out) == (1, "") and f"--data {tmp_path / 'copy'} holds no complete MNIST" in err, err
+    assert says in err, err
     assert not list((tmp_path / "here").iterdir())
 
 

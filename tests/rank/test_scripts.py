@@ -115,7 +115,7 @@ REFUSED = {
 def test_what_cannot_stand_in_the_script_is_refused_by_name(case, tmp_path):
     change, says = REFUSED[case]
     (tmp_path / "own.py").write_text(replaced(OWN, [change]))
-    with pytest.raises(PlainError, match=f"own.py cannot stand in mnist_ddp: {says}"):
+    with pytest.raises(PlainError, match=f"own.py cannot be used in mnist_ddp: {says}"):
         write_script("mnist_ddp", tmp_path / "new.py", tmp_path / "own.py")
     assert not (tmp_path / "new.py").exists()
 

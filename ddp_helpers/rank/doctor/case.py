@@ -1,4 +1,4 @@
-"""What a check looks at: one rank, and the store in which all ranks leave what rank 0 judges.
+"""One rank under examination, and the key-value store that takes each rank's findings to rank 0.
 
 The doctor makes one `Case` on every rank. It needs torch.
 """
@@ -22,26 +22,26 @@ from ddp_helpers.rank.launchers import LAUNCHERS
 
 
 class CheckFailed(Exception):
-    """A check has failed: what was seen."""
+    """A check has failed; the message has the finding."""
 
 
 def capture(call: Callable[[], Any]) -> tuple[Any, str]:
     """Call a function; return its value and "", or None and the line with which it stopped.
 
-    Any rank calls it, which then comes to the next check.
+    Any rank calls it, and then continues with the next check.
     """
     said = StringIO()
     try:
         with redirect_stderr(said):
             return call(), ""
-    except SystemExit as end:  # its line was printed, or is the status
+    except SystemExit as end:  # the line was printed, or is the status
         return None, said.getvalue().strip() or str(end.code)
     except Exception as error:
         return None, one_line(error)
 
 
 def one_line(error: Exception) -> str:
-    """Give an error's text as one line without C++ frames; NCCL's reason is in its last line."""
+    """Return an error as one line without C++ frames; NCCL's reason is in its last line."""
     text = str(error).partition("\nException raised from")[0]
     return " ".join(text.split()) or repr(error)
 
@@ -58,16 +58,16 @@ class Case:
     store: dist.Store = field(default_factory=dist.HashStore)
     host: str = field(default_factory=platform.node)
     device: str = "cpu"
-    gpu: str = ""  # the card's own name: cuda:0 is another one where a process is shown one GPU
-    plan: dict = field(default_factory=dict)  # for what all ranks do together
-    blocked: bool = False  # a call never came back: its thread would hold this process at its end
+    gpu: str = ""  # the card's UUID: cuda:0 differs by process if each sees one GPU
+    plan: dict = field(default_factory=dict)  # for the checks that all ranks make together
+    blocked: bool = False  # a call never returned: its thread would keep this process from exiting
 
     def tell(self, name: str, value: object) -> None:
-        """Leave what rank 0 gathers; every rank calls it."""
+        """Store a value for rank 0 to gather; every rank calls it."""
         self.store.set(f"{name} of {self.rank}", json.dumps(value))
 
     def gather(self, name: str, seconds: float) -> dict[int, Any]:
-        """Wait for what the ranks tell, and return it for those that have; rank 0 calls it."""
+        """Wait for the ranks' values, and return those that have come; rank 0 calls it."""
         keys = [f"{name} of {rank}" for rank in range(self.size)]
         end = monotonic() + seconds
         while not self.store.check(keys) and monotonic() < end:  # wait() would warn in C++
@@ -76,14 +76,14 @@ class Case:
         return {rank: json.loads(self.store.get(key)) for rank, key in there.items()}
 
     def hear(self, name: str) -> Any:
-        """Wait for what rank 0 has announced; every rank calls it."""
+        """Wait for a value that rank 0 stores; every rank calls it."""
         self.store.wait([name], timedelta(seconds=2 * self.args.timeout + 20))
         return json.loads(self.store.get(name))
 
     def within(self, seconds: float, call: Callable[[], Any]) -> Any:
         """Call a function in a thread, and return its value, or raise what it raises.
 
-        Raises TimeoutError after so many seconds; it runs on then.
+        Raises TimeoutError after `seconds`; the call then continues in its thread.
         """
         values: list[Any] = []
         errors: list[Exception] = []
@@ -105,34 +105,36 @@ class Case:
         return values[0]
 
     def meet(self) -> None:
-        """Find the store that rank 0, or torchrun, keeps; every rank calls it."""
+        """Connect to the store of rank 0 or torchrun; every rank calls it."""
         if self.size == 1:
             return
         address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         variables = f"MASTER_ADDR={address} MASTER_PORT={port}"
         if not (address and port):
-            raise CheckFailed(f"{variables}: no meeting point")
+            raise CheckFailed(f"{variables}: no rendezvous address")
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         seconds = self.args.timeout
         try:
             check_address(address, int(port), seconds, is_host)
             limit = timedelta(seconds=seconds)
-            args = address, int(port), None, is_host, limit, False  # and waits for nobody
-            # A stranger at the port may never answer.
+            args = address, int(port), None, is_host, limit, False  # and does not wait for workers
+            # Another program at the port may never answer.
             store = self.within(seconds, lambda: dist.TCPStore(*args))
         except Exception as error:
-            state = "cannot listen" if is_host else "is not there, or the port is a stranger's"
+            state = (
+                "cannot listen" if is_host else "does not answer, or another program has the port"
+            )
             raise CheckFailed(f"{variables}: rank 0 {state} ({one_line(error)})") from error
-        # No other job, and no attempt before this, has these keys.
+        # No other job, and no earlier attempt, has these keys.
         names = [*LAUNCHERS.get(self.launcher, ())[:-3], "TORCHELASTIC_RESTART_COUNT"]
         start = " ".join(os.environ.get(name, "") for name in names)
         self.store = dist.PrefixStore(f"doctor {start}", store)
 
 
 def check_address(address: str, port: int, seconds: float, is_host: bool) -> None:
-    """Wait until the address is known, and somebody listens there; every rank calls it.
+    """Wait until the address resolves and the port accepts connections; every rank calls it.
 
-    TCPStore would tell of its attempts in pages of C++. A new name may come late.
+    TCPStore would report its attempts in pages of C++. A new name may resolve late.
     """
     end = monotonic() + seconds
     while True:

@@ -1,6 +1,6 @@
-"""The checks of the doctor: each rank finds a value, and rank 0 compares those of all ranks.
+"""The checks of the doctor: each rank finds a value, and rank 0 compares the values of all ranks.
 
-Both raise CheckFailed, or stop, where something is wrong. They need torch and torchvision.
+Both raise CheckFailed, or stop, if something is wrong. They need torch and torchvision.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from ddp_helpers.rank.doctor.reduce import find_sum
 
 
 def find_place(case: Case) -> list:
-    """Find out what started this rank, and where."""
+    """Find which launcher started this rank, and on which host."""
     tasks = os.environ.get("SLURM_NTASKS", "1")
     if case.launcher == "slurm" and case.size == 1 and tasks != "1":  # in a shell of salloc
         raise CheckFailed(f"alone, but the job has SLURM_NTASKS={tasks}")
@@ -41,7 +41,7 @@ def compare_places(rank: int, places: dict) -> str:
 
 
 def find_versions(_: Case) -> str:
-    """Find the versions of all that ranks must have alike."""
+    """Find the versions that must be equal on all ranks."""
     versions = [f"python {platform.python_version()}", f"torch {torch.__version__}"]
     versions.append(f"torchvision {torchvision.__version__}")
     if torch.cuda.is_available():
@@ -51,10 +51,10 @@ def find_versions(_: Case) -> str:
 
 
 def alike(rank: int, values: dict) -> str:
-    """Compare what all ranks must have alike."""
+    """Check that a value is equal on all ranks."""
     first = values[min(values)]
     if values[rank] != first:
-        raise CheckFailed(f"{values[rank]}, where rank {min(values)} has {first}")
+        raise CheckFailed(f"{values[rank]}, but rank {min(values)} has {first}")
     return first
 
 
@@ -63,11 +63,11 @@ def find_device(case: Case) -> list[str]:
     with redirect_stderr(StringIO()) as said:
         device = pick_device(case.local_rank, case.args.no_cuda)
     if device.type == "cpu":
-        if line := said.getvalue().strip():  # a script says it, and goes on
+        if line := said.getvalue().strip():  # a script prints it and continues
             raise CheckFailed(line)
         return ["", "cpu"]
     case.device, card = str(device), torch.cuda.get_device_properties(device)
-    # Of a MIG slice the driver's name is in the list that this process was given.
+    # The driver's name of a MIG slice is in CUDA_VISIBLE_DEVICES.
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[device.index :][:1]
     part = "".join(f" {name}" for name in given if name.startswith("MIG-"))
     case.gpu = f"GPU {card.uuid}{part} on {case.host}"
@@ -75,18 +75,18 @@ def find_device(case: Case) -> list[str]:
 
 
 def compare_devices(rank: int, devices: dict) -> str:
-    """Check that each rank has a GPU of its own, or none has one."""
+    """Check that each rank has its own GPU, or no rank has one."""
     gpu, device = devices[rank]
     gpus = [each for each, _ in devices.values()]
     if not gpu and any(gpus):
-        raise CheckFailed("no GPU, where others have one")
+        raise CheckFailed("no GPU, but other ranks have one")
     if gpu and gpus.count(gpu) > 1 and not may_share():
         raise CheckFailed(f"{gpu} is shared")
     return device
 
 
 def may_share() -> bool:
-    """Tell whether NCCL was told that ranks may share a GPU."""
+    """Return whether NCCL lets ranks share a GPU."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
@@ -101,9 +101,9 @@ def find_cpus(case: Case) -> list:
     threads = int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or 1)
     workers = case.args.num_workers
     used = f"--num-workers {workers}, and OMP_NUM_THREADS={threads}"
-    # Where tasks are not bound to CPUs each sees all of them, and may use those of one task.
+    # Tasks that are not bound to CPUs see all of them, but may use only one task's.
     own = asked if case.launcher == "slurm" else 0
-    node = os.environ.get("SLURM_NODEID") or os.environ.get("GROUP_RANK")  # two may be on one host
+    node = os.environ.get("SLURM_NODEID") or os.environ.get("GROUP_RANK")  # one host may be two
     return [own, [f"{case.host} {node} {cpu}" for cpu in cpus], max(workers + 1, threads), used]
 
 
@@ -113,7 +113,7 @@ def compare_cpus(rank: int, found: dict) -> str:
     own, cpus, needed, used = found[rank]
     own = own or int(sum(1 / ranks_on[cpu] for cpu in cpus) + 1e-9)
     if own < needed:
-        raise CheckFailed(f"CPUs of its own: {own}, for itself with {used}")
+        raise CheckFailed(f"CPUs of its own: {own}, too few with {used}")
     return f"each rank's own: {own}"
 
 
@@ -128,19 +128,19 @@ def find_address(_: Case) -> str:
 
 
 def find_data(case: Case) -> str:
-    """Check that the data is whole; two generated sets differ in their digests."""
+    """Check that the data is complete; two generated sets differ in their digests."""
     data = case.args.data
     if data == Path("none"):
         return "not looked at"
     name, labels = check_data(data), data / "MNIST/raw/train-labels-idx1-ubyte"
     digest = hashlib.md5(labels.read_bytes()).hexdigest()
-    return f"{name} {digest[:8]}, whole on each rank"
+    return f"{name} {digest[:8]}, complete on each rank"
 
 
 def find_shm(case: Case) -> str:
-    """Check that there is room for loaders' batches, and for NCCL on one host.
+    """Check that /dev/shm has room for loaders' batches, and for NCCL on one host.
 
-    That is more than Docker's default.
+    They need more than Docker's default.
     """
     free, workers = shutil.disk_usage(existing(Path("/dev/shm"))).free, case.args.num_workers
     if free <= 64 * 2**20 and (workers or (case.gpu and case.size > 1)):
@@ -150,18 +150,18 @@ def find_shm(case: Case) -> str:
 
 
 def existing(path: Path) -> Path:
-    """Give this folder, or the one in which it would be made."""
+    """Return this folder, or the existing folder in which it would be made."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-# ---- what all ranks do together, as rank 0 has planned
+# ---- the checks that all ranks make together, by rank 0's plan
 
 
 def make_plan(case: Case, found: dict[int, dict]) -> dict:
-    """Say whether all ranks have GPUs, and write a file that all must see; rank 0 calls it."""
+    """Plan on GPUs or CPUs, and write a file that all ranks must see; rank 0 calls it."""
     gpus = [value[0] for value, _ in (told["devices"] for told in found.values()) if value]
-    # NCCL hangs where two ranks hold one GPU, or one holds none: gloo can still say what is wrong.
+    # NCCL hangs if two ranks have one GPU, or one has none: gloo can still report what is wrong.
     on_gpus = len(gpus) == case.size and all(gpus) and (len({*gpus}) == case.size or may_share())
     file, trouble = capture(partial(_write_into, case.args.run_dir))
     return {"on GPUs": on_gpus, "file": file, "trouble": trouble}
@@ -174,14 +174,14 @@ def _write_into(folder: Path) -> str:
 
 
 def find_folder(case: Case) -> str:
-    """Check that this rank sees what rank 0 wrote into the run folder, and that there is room."""
+    """Check that this rank sees rank 0's file in the run folder, and that there is room."""
     file, folder = case.plan["file"], case.args.run_dir
     if case.plan["trouble"] and case.rank == 0:
         raise CheckFailed(f"{folder} cannot be written: {case.plan['trouble']}")
-    end = time.monotonic() + 2  # a file system may take its time
+    end = time.monotonic() + 2  # a file system may be slow
     while file and not Path(file).exists():
         if time.monotonic() > end:
-            raise CheckFailed(f"not here: the file that rank 0 wrote, {file}")
+            raise CheckFailed(f"cannot see the file that rank 0 wrote: {file}")
         time.sleep(0.1)
     free = shutil.disk_usage(existing(folder)).free / 1e9
     if free < 1:
@@ -193,29 +193,29 @@ CHECKS = {  # each row of the table: what a rank finds, how rank 0 compares it, 
     "ranks": (
         find_place,
         compare_places,
-        "one launcher (srun, mpirun, torchrun) starts all ranks; MASTER_ADDR and MASTER_PORT are "
-        "exported, the same for all and for no other job; read the missing one's own output",
+        "start all ranks with one launcher (srun, mpirun, torchrun); export MASTER_ADDR and "
+        "MASTER_PORT, the same for all ranks and for no other job; read a missing rank's output",
     ),
     "versions": (find_versions, alike, "use one environment on all nodes"),
     "devices": (
         find_device,
         compare_devices,
-        "a GPU for each task of a node (of MIG: one slice, one rank, by --gpus-per-task=1), "
-        "and a torch built for it; or --no-cuda",
+        "request a GPU for each task of a node (with MIG one slice per rank, --gpus-per-task=1), "
+        "with a torch built for it; or --no-cuda",
     ),
     "cpus": (
         find_cpus,
         compare_cpus,
         'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"; or fewer --num-workers, a smaller '
-        "OMP_NUM_THREADS, fewer ranks on a node, more --cpus-per-task",
+        "OMP_NUM_THREADS, fewer ranks per node, more --cpus-per-task",
     ),
     "network": (
         find_address,
         None,
-        "127.0.1.1 and the name as a line of /etc/hosts; "
+        "add a line to /etc/hosts: 127.0.1.1 and the name; "
         "or torchrun --standalone --local-addr=localhost",
     ),
-    "data": (find_data, alike, "one --data for all ranks, on a shared file system"),
+    "data": (find_data, alike, "use one --data for all ranks, on a shared file system"),
     "/dev/shm": (
         find_shm,
         None,
@@ -224,32 +224,33 @@ CHECKS = {  # each row of the table: what a rank finds, how rank 0 compares it, 
     "all-reduce": (
         find_sum,
         None,
-        "no red row above; export that variable = the interface between the nodes, open for all "
-        "ports (ip -brief address); NCCL_DEBUG=INFO tells more, NCCL_P2P_DISABLE=1 does without "
-        "direct copies on one host, --no-cuda without NCCL",
+        "fix the failed checks above; set that variable to the interface between the nodes, with "
+        "all ports open (ip -brief address); NCCL_DEBUG=INFO prints more, NCCL_P2P_DISABLE=1 "
+        "avoids direct copies on one host, --no-cuda avoids NCCL",
     ),
     "run folder": (
         find_folder,
         None,
-        "a --run-dir on a file system that all nodes share, with 1 GB, that you may write to",
+        "choose a --run-dir on a file system that all nodes share, with 1 GB free, that you may "
+        "write to",
     ),
 }
-TOGETHER = ("all-reduce", "run folder")  # what needs all ranks
+TOGETHER = ("all-reduce", "run folder")  # the checks that need all ranks
 
 
 def look(case: Case, names: Iterable[str]) -> dict:
-    """Make these checks on this rank; returns the value, and what is wrong, of each."""
+    """Make these checks on this rank; return the value and the fault of each."""
     return {name: capture(partial(CHECKS[name][0], case)) for name in names}
 
 
 def judge(name: str, found: dict[int, dict]) -> tuple[str, str, str]:
-    """Make the row of a check from what all ranks found: its name, what was seen, and the cure.
+    """Make the row of a check from the findings of all ranks: its name, the finding and the fix.
 
-    A red row says which ranks are at fault, another what is fine. Rank 0 calls it.
+    A failed check names the ranks at fault. Rank 0 calls it.
     """
     _, compare, cure = CHECKS[name]
     values = {rank: told[name][0] for rank, told in found.items() if not told[name][1]}
-    fine: dict[str, list[str]] = {}  # ranks, by what was seen
+    fine: dict[str, list[str]] = {}  # ranks, by finding
     at_fault: dict[str, list[str]] = {}
     for rank, told in found.items():
         seen, trouble = told[name]

@@ -1,6 +1,6 @@
 """The check of the all-reduce: the group, its sum and its speed, within a limit.
 
-The doctor calls it on every rank, after all have met. It needs torch.
+The doctor calls it on every rank, after all have connected. It needs torch.
 """
 
 import os
@@ -22,8 +22,8 @@ def find_sum(case: Case) -> str:
     """Check that an all-reduce gives the right sum on this rank, and measure how fast it is."""
     device = torch.device(case.device if case.plan["on GPUs"] else "cpu")
     try:
-        # NCCL can block inside a call that torch's limit does not end; where that ends one, it
-        # says more.
+        # NCCL can block inside a call that torch's timeout does not end; if torch ends one, its
+        # error says more.
         return case.within(case.args.timeout + 5, lambda: _form_and_reduce(case, device))
     except Exception as error:
         variable = f"{'NCCL' if device.type == 'cuda' else 'GLOO'}_SOCKET_IFNAME"
@@ -36,10 +36,10 @@ def find_sum(case: Case) -> str:
 def _form_and_reduce(case: Case, device: torch.device) -> str:
     """Form the group of all ranks, and all-reduce tensors of all sizes; every rank calls it."""
     on_gpu = device.type == "cuda"
-    is_simulated = on_gpu and not is_real_gpu(device)  # which has no speed
+    is_simulated = on_gpu and not is_real_gpu(device)  # a simulated GPU has no speed
     if on_gpu:
         torch.cuda.set_device(device)  # each thread has a current GPU
-    # An error, in place of an abort; torchrun has set it to 1 for its ranks.
+    # An error instead of an abort; torchrun has set it to 1 for its ranks.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
@@ -54,13 +54,13 @@ def _form_and_reduce(case: Case, device: torch.device) -> str:
         large = torch.full((most,), case.rank + 1.0, device=device)
         dist.all_reduce(large)
         right = case.size * (case.size + 1) / 2
-        wrong = large[large != right][:1].tolist()  # also what is not a number
+        wrong = large[large != right][:1].tolist()  # including NaN
         large.zero_()  # sums of sums would overflow below
         sizes = {name: large[:floats] for name, floats in _SIZES.items() if floats <= len(large)}
         seconds = {name: _seconds_of(part) for name, part in sizes.items() if not is_simulated}
         name = type(dist.distributed_c10d._get_default_group()._get_backend(device)).__name__
     finally:
-        capture(dist.destroy_process_group)  # what was wrong before counts
+        capture(dist.destroy_process_group)  # an earlier error counts
     if wrong:
         raise CheckFailed(f"the sum of {case.size} ranks is {wrong[0]:g}, not {right:g}")
     if case.rank:

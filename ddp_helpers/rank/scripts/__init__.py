@@ -1,7 +1,7 @@
-"""Write a script of the course to a file, with a learner's own parts in the place of its.
+"""Write a script of the course to a file, with your own parts in place of the script's.
 
-A script in `rank/scripts` is a whole program, and a module that notebooks and helpers import from.
-The learner's process calls this, also with nothing installed: it needs Python alone.
+A script in `rank/scripts` is a complete program, and a module that notebooks and helpers import
+from. The driver process calls this, even with nothing installed: it needs only Python.
 """
 
 import ast
@@ -19,19 +19,19 @@ NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
 def write_script(name: str, path: str | Path, parts: str | Path | None = None) -> Path:
-    """Write the script `name` to `path`; another text that is there is kept as PATH.old.
+    """Write the script `name` to `path`; a different file there is kept as PATH.old.
 
-    parts: a file with one's own Net, datasets, loss_and_metrics or make_optimizer, and what these
-    need, which stands in the script in the place of its own. A path of "-" is stdout. Stops, with
-    nothing changed, at an unknown script and at a path that cannot be written. Raises PlainError,
-    with nothing changed, at parts that do not fit.
+    parts: a file with your own Net, datasets, loss_and_metrics or make_optimizer, and the code that
+    these need, which replaces the script's. A path of "-" is stdout. Stops, with nothing changed,
+    at an unknown script and at a path that cannot be written. Raises PlainError, with nothing
+    changed, at parts that do not fit.
     """
     if name not in NAMES:
         stop(f"no script is called {name!r}: choose one of {', '.join(NAMES)}")
     try:
         text = script_text(name, parts)
     except (OSError, SyntaxError, ValueError) as error:
-        raise PlainError(f"{parts} cannot stand in {name}: {error}") from None
+        raise PlainError(f"{parts} cannot be used in {name}: {error}") from None
     if str(path) in ("-", "/dev/stdout"):
         print(text, end="", flush=True)
         return Path(path)
@@ -47,13 +47,13 @@ def write_script(name: str, path: str | Path, parts: str | Path | None = None) -
 
 
 def script_text(name: str, parts: str | Path | None = None) -> str:
-    """Return the text of a script, with the definitions of a file in the place of its own."""
+    """Return the text of a script, with a file's definitions in place of its own."""
     text = _joined(FOLDER / f"{name}.py")
     return text if parts is None else _with_parts(text, Path(parts).read_text())
 
 
 def places(text: str) -> dict[str, tuple[int, int]]:
-    """Say of each function and class of a program in which lines it stands, with its decorators."""
+    """Return the first and last line of each function and class of a program, with decorators."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -63,10 +63,10 @@ def places(text: str) -> dict[str, tuple[int, int]]:
 
 
 def _with_parts(text: str, own: str) -> str:
-    """Put a file, but for its docstring and its own `main`, after the imports of a script.
+    """Insert a file, without its docstring and `main`, after the imports of a script.
 
-    What it defines goes from the script. Raises ValueError if it defines no part of the script, or
-    imports a helper of the course, or something else by a name that the script imports.
+    Its definitions replace the script's. Raises ValueError if it defines no part of the script, or
+    imports a helper of the course, or a different thing by a name that the script imports.
     """
     theirs, mine = _imports_in(text), _imports_in(own)
     if helpers := [name for name, origin in mine.items() if origin.startswith("ddp_helpers")]:
@@ -87,7 +87,7 @@ def _with_parts(text: str, own: str) -> str:
 
 
 def _without(text: str, names: Set[str]) -> str:
-    """Take these functions and classes out of a program."""
+    """Remove these functions and classes from a program."""
     lines = text.splitlines()
     found = places(text)
     for begin, end in sorted((found[name] for name in found.keys() & names), reverse=True):
@@ -108,10 +108,10 @@ def _imports_in(text: str) -> dict[str, str]:
 
 
 def _joined(path: Path) -> str:
-    """Return a script's text; where it imports from the course, followed by those modules whole."""
+    """Return a script's text; if it imports from the course, followed by those modules."""
     modules: dict[Path, str] = {}
     imports: set[str] = set()
-    names: dict[str, set[str]] = {}  # that are imported from each module
+    names: dict[str, set[str]] = {}  # imported from each module
 
     def read(module: Path) -> None:
         text = module.read_text()

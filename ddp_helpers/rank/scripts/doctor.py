@@ -21,9 +21,9 @@ VERDICTS = "ok", "FAIL"
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
-    """Look at the job; every rank calls it.
+    """Check the job; every rank calls it.
 
-    Leaves with 0 if all checks are ok, 1 if a check failed, 2 if the arguments cannot be used.
+    Exits with 0 if all checks are ok, 1 if a check failed, 2 if the arguments cannot be used.
     """
     args = parse_flags(argv, prog)
     case = Case(*who_am_i(), args)
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()
-    if case.blocked:  # a thread that waits inside NCCL could hold the interpreter's end
+    if case.blocked:  # a thread that waits inside NCCL could block the interpreter's exit
         os._exit(status)
     sys.exit(status)
 
@@ -64,7 +64,7 @@ exit status: 0: all checks are ok; 1: a check failed; 2: the arguments cannot be
 
 
 def examine(case: Case) -> int:
-    """Have each rank look, and rank 0 judge; every rank calls it, and returns the exit status.
+    """Have each rank check, and rank 0 compare; every rank calls it and returns the exit status.
 
     Raises CheckFailed or DistError on a rank that rank 0 does not answer.
     """
@@ -89,7 +89,7 @@ def examine(case: Case) -> int:
             if case.plan["file"]:
                 Path(case.plan["file"]).unlink()
             if lost := missing(case, together):
-                trouble = f"{lost} is lost on the way"
+                trouble = f"{lost} stopped answering"
             found = {rank: found[rank] | told for rank, told in together.items()}
         rows = [judge(name, found) for name in names]
         if trouble:
@@ -103,12 +103,12 @@ def examine(case: Case) -> int:
     status = case.hear("status")
     case.tell("end", status)
     if case.rank == 0:
-        case.gather("end", 2)  # rank 0, which may keep the store, goes last
+        case.gather("end", 2)  # rank 0, which may host the store, exits last
     return status
 
 
 def missing(case: Case, told: dict) -> str:
-    """Name the ranks that have not told; "" if all have."""
+    """Name the ranks that have not answered; "" if all have."""
     ranks = [str(rank) for rank in range(case.size) if rank not in told]
     return f"rank {', '.join(ranks)} of {case.size}" if ranks else ""
 
@@ -123,7 +123,7 @@ def print_table(rows: list[tuple[str, str, str]]) -> int:
     failed = sum(bool(cure) for _, _, cure in rows)
     lines.append(f"{len(rows)} checks: {failed} failed" if failed else f"all {len(rows)} checks ok")
     text = "\n".join(lines)
-    sys.stdout.write(f"{text}\n")  # at once: print() would send the last line's end by itself
+    sys.stdout.write(f"{text}\n")  # in one write: print() would send the last newline separately
     sys.stdout.flush()
     return min(failed, 1)
 

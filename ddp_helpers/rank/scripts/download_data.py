@@ -11,7 +11,7 @@ from ddp_helpers.data.mnist_files import check_data, has_files, stop
 
 
 def main() -> None:
-    """Download what is missing, and check what is there."""
+    """Download the missing files, and check the present ones."""
     parser = ArgumentParser(usage="%(prog)s [--data FOLDER]", description=__doc__)
     folder_help = "folder that will hold MNIST/raw"
     parser.add_argument("--data", type=Path, default=Path("data"), help=folder_help)
@@ -25,7 +25,7 @@ def main() -> None:
         stop(f"--data {folder}: no download ({error}): {cure}")
     except OSError as error:
         stop(f"--data {folder} cannot be written ({error.strerror}): choose another folder")
-    print(f"{check_data(folder)} is whole; use it with: --data {folder}")
+    print(f"{check_data(folder)} is complete; use it with: --data {folder}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp.py --data data
 mpirun -n 8 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp.py --data data
 
 --batch-size counts the samples of all ranks together: the same flags mean the same training on any
-number of ranks, but for the dropout, which each rank draws by itself. What you change is marked
-YOUR. Needs torch 2.11 and torchvision. MIT licence.
+number of ranks, except for the dropout, which differs by rank. The parts to change are marked YOUR.
+Needs torch 2.11 and torchvision. MIT licence.
 """
 
 import json
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # DDP imports it: once there is a group, it keeps that to the end
+import torch.distributed.nn  # before the group: imported later, it keeps the group alive
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -33,7 +33,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 
 
 def main() -> None:
-    """Find out which rank this is, join the group of all ranks, and train; every rank calls it."""
+    """Find rank and world size, form the process group, and train; every rank calls it."""
     launcher, rank, local_rank, world_size = who_am_i()
     args = read_flags(world_size)
     train_set, test_set = datasets(args.data)
@@ -50,14 +50,14 @@ def main() -> None:
         write(args.run_dir, "status.json", {"state": "failed", "why": why})
         raise
     write(args.run_dir, "status.json", {"state": "done"})
-    dist.barrier()  # rank 0 may still save: when others have left, srun --wait would end it
+    dist.barrier()  # rank 0 may still save: once others exit, srun --wait would end it
     dist.destroy_process_group()
 
 
 def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset) -> None:
     """Train for args.epochs epochs, and test after each; every rank calls it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = DistributedSampler(train_set, seed=args.seed)  # each rank its share
+    sampler = DistributedSampler(train_set, seed=args.seed)  # one shard per rank
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample once
     loading = {"num_workers": args.num_workers, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(
@@ -70,7 +70,7 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
     test_batches = DataLoader(test_share, args.test_batch_size, **loading)
     torch.manual_seed(args.seed)  # the same first weights each time
     model = Net().to(device)
-    torch.manual_seed(args.seed + rank)  # but each rank its own dropout
+    torch.manual_seed(args.seed + rank)  # but different dropout on each rank
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     optimizer, schedule = make_optimizer(model, args)
     # YOUR EMA, or a schedule that steps with each batch: optimizer.register_step_post_hook(...)
@@ -82,8 +82,8 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
-            dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test what rank 0 saves
-        with torch.no_grad():  # through the model inside: no rank waits for another
+            dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test rank 0's
+        with torch.no_grad():  # the model inside DDP: no rank waits for another
             tested = reduce_over_ranks(one_pass(model, test_batches, args))
         schedule.step()
         seconds = {"seconds": middle - begin, "test_seconds": time.perf_counter() - middle}
@@ -92,19 +92,19 @@ def train(args: Namespace, device: torch.device, train_set: Dataset, test_set: D
             report(args.run_dir, epoch, trained, tested, seconds)
     if rank == 0 and args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
+        torch.save(weights, content := BytesIO())  # in memory first: it does not report a full disk
         ((args.run_dir or Path()) / "mnist_cnn.pt").write_bytes(content.getbuffer())
 
 
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
-    """Open a training and a test set, the same on every rank, and there before the run."""
+    """Open a training and a test set: the same on every rank, and prepared before the run."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
         if any(len(each.data) != len(each.targets) for each in (train_set, test_set)):
             raise ValueError("not as many labels as images")  # torchvision does not compare them
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
+        sys.exit(f"--data {folder} holds no complete MNIST ({error}): get it once, before the run")
     made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
     train_set.name = "digits" if made_here else "MNIST"  # for the record
     return train_set, test_set
@@ -127,9 +127,9 @@ class Net(nn.Module):  # YOUR NETWORK
 
 
 def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:  # YOUR LOSS
-    """Compute a batch's mean loss over its samples, their number, and metrics: sums over them.
+    """Compute a batch's mean loss, its number of samples, and metrics: sums over the samples.
 
-    It must not talk to other ranks: they may have fewer batches.
+    It must not communicate with other ranks: they may have fewer batches.
     """
     inputs, target = (part.to(device, non_blocking=True) for part in batch)
     scores = model(inputs)
@@ -139,17 +139,17 @@ def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tup
 
 def make_optimizer(model: nn.Module, args: Namespace) -> tuple:  # YOUR OPTIMIZER
     """Make the optimizer, and a schedule that takes a step after each epoch."""
-    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)  # AdamW would want --lr 0.001
+    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)  # for AdamW give --lr 0.001
     return optimizer, optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
 
 
 def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
-    """Read the command line; stops where it cannot be used."""
+    """Read the command line; stop if it cannot be used."""
     layout, usage = RawDescriptionHelpFormatter, "%(prog)s [flags]; --help lists them"
     parser = ArgumentParser(
         usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False
     )
-    # Where there is a GPU, a rank's other CPUs load the data; else all of them train.
+    # With a GPU, a rank's other CPUs load the data; without one, all of them train.
     cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
     spare = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1  # torchrun's ranks share them
     workers = max(0, min(spare, 8)) if torch.cuda.is_available() else 0
@@ -178,9 +178,9 @@ def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
     return args
 
 
-# What launchers export. The last three words are rank, local rank and world size; before them
-# stands what names this start. The first row whose words are all set counts, as a whole: inside a
-# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
+# The variables that launchers export: the last three are rank, local rank and world size; the ones
+# before identify this start. The first row whose variables are all set counts: inside a Slurm job,
+# mpirun's ranks also have SLURM_PROCID=0.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "openmpi": (
@@ -189,7 +189,7 @@ LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE",
     ),
-    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # also Intel MPI
     "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
@@ -212,9 +212,9 @@ def who_am_i() -> tuple[str, int, int, int]:
 def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
 
-    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    Every rank calls it. Stops if there are fewer GPUs than ranks, or the given ones cannot be used.
     """
-    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    count = 0 if no_cuda else torch.cuda.device_count()  # includes GPUs that CUDA cannot use
     given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
     # The only one may be this rank's own, as with --gpus-per-task=1; torchrun's ranks all see it.
     may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -226,10 +226,10 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
-            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            # The older of torch's two NCCL classes: it overlaps communication with computing.
             os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
-            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            torch.zeros(1, device=device).add_(1)  # too old a driver or GPU raises here
             return device
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
@@ -242,11 +242,11 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
 
 def form_group(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
     """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
-    # Who never came prints nothing.
+    # A rank that never started prints no line.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     if world_size == 1:
-        group["store"] = dist.HashStore()  # nobody to meet
+        group["store"] = dist.HashStore()  # no other rank
     if device.type == "cuda":
         group["device_id"] = device
     try:
@@ -258,7 +258,7 @@ def form_group(rank: int, world_size: int, device: torch.device, timeout: float)
 
 
 def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> list:
-    """List where each rank runs; every rank calls it. Stops all where one has other flags."""
+    """List where each rank runs; every rank calls it. Stops all ranks if flags differ."""
     chip = torch.cpu.get_capabilities().get("cpu_name")
     if device.type == "cuda":
         chip = torch.cuda.get_device_name(device)
@@ -269,9 +269,9 @@ def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.
     flags = {**vars(args), "data": None, "num_workers": None, "start": start}
     told = [(here, flags)] * dist.get_world_size()
     dist.all_gather_object(told, (here, flags))
-    dist.barrier()  # all have them before one leaves
+    dist.barrier()  # all have them before one exits
     if strangers := [rank for rank, (_, theirs) in enumerate(told) if theirs != told[0][1]]:
-        sys.exit(f"rank {strangers} has other flags than rank 0, or is of another job")
+        sys.exit(f"rank {strangers} differs from rank 0 in its flags or its job")
     return [where for where, _ in told]
 
 
@@ -307,11 +307,11 @@ def one_pass(
 
 
 def reduce_over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
-    """Add up by name what the ranks have summed up; every rank calls it, and gets the same."""
+    """Add up the ranks' sums by name; every rank calls it, and gets the same result."""
     sums = {name: float(value) for name, value in sums.items()}  # waits for the GPU
     parts = [sums] * dist.get_world_size()
     dist.all_gather_object(parts, sums)
-    # By name: a rank without a sample to test has none.
+    # By name: a rank without test samples has no metrics.
     totals = {name: sum(part.get(name, 0) for part in parts) for name in parts[0]}
     if not math.isfinite(totals["loss"]):
         sys.exit(f"the loss is {totals['loss']}: check the data, or lower --lr")
@@ -322,11 +322,11 @@ def claim(folder: Path | None) -> None:
     """Make the folder of the record, if there is one: only rank 0 has it."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spec.json").touch(exist_ok=False)  # of two runs one gets the folder
+        (folder / "spec.json").touch(exist_ok=False)  # only one of two runs gets the folder
 
 
 def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
-    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    """Record in args.run_dir, if there is one, the settings and where the ranks run."""
     env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
     env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
     env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}

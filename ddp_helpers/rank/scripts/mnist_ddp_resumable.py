@@ -1,13 +1,13 @@
-"""Train a network on MNIST on many GPUs; stopped or killed, the same command goes on where it was.
+"""Train a network on MNIST on many GPUs; stopped or killed, the same command resumes it.
 
 torchrun --standalone --nproc-per-node 4 --max-restarts 3 -- mnist_ddp_resumable.py --run-dir runs/1
 # On several nodes export MASTER_ADDR (the first node) and MASTER_PORT; then a task for each GPU:
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python mnist_ddp_resumable.py --run-dir runs/1
 mpirun -n 8 -x MASTER_ADDR -x MASTER_PORT python mnist_ddp_resumable.py --run-dir runs/1
 
-It is mnist_ddp.py with checkpoints. SIGUSR2, which Slurm sends before the time is up (#SBATCH
---signal=USR2@120), or SIGTERM to any rank has all save after the same step, and leave with 75.
-On CPUs the end is, to the bit, that of a run which nobody stopped. MIT licence.
+It is mnist_ddp.py with checkpoints. SIGUSR2, which Slurm sends before the time limit (#SBATCH
+--signal=USR2@120), or SIGTERM to any rank makes all save after the same step and exit with 75. On
+CPUs the result is bit-identical to an uninterrupted run. MIT licence.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # DDP imports it: once there is a group, it keeps that to the end
+import torch.distributed.nn  # before the group: imported later, it keeps the group alive
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -37,12 +37,12 @@ from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)  # Slurm's warning; a preemption, or scancel
-heard = [0]  # those that this rank got: they come at any moment, and wait for a vote
-held = []  # on rank 0 attempts.jsonl, open and locked: closed, it would hold nothing
+heard = [0]  # signals of this rank: they come at any moment, and wait for a vote
+held = []  # on rank 0 attempts.jsonl, open and locked: closing it unlocks it
 
 
 def main() -> None:
-    """Find out which rank this is, join the group of all ranks, and train; every rank calls it."""
+    """Find rank and world size, form the process group, and train; every rank calls it."""
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: heard.append(number))
     launcher, rank, local_rank, world_size = who_am_i()
@@ -53,7 +53,7 @@ def main() -> None:
     ranks = gather_ranks(args, launcher, local_rank, device)
     args.run_dir = args.run_dir if rank == 0 else None  # rank 0 alone writes
     claim(args.run_dir)
-    newest = find_checkpoint(args)  # before the record is written: it may be of other flags
+    newest = find_checkpoint(args)  # before the record is written: its flags may differ
     begin_record(args, ranks, train_set)
     try:
         told = train(args, device, train_set, test_set, newest)
@@ -68,7 +68,7 @@ def main() -> None:
     note(state)
     if told and args.run_dir and "REQUEUE_FILE" in os.environ:  # the job file looks for it
         Path(os.environ["REQUEUE_FILE"]).write_text(why)
-    dist.barrier()  # rank 0 may still save: when others have left, srun --wait would end it
+    dist.barrier()  # rank 0 may still save: once others exit, srun --wait would end it
     dist.destroy_process_group()
     ignore_signals()  # a late one would kill a run that is done, while Python ends
     while held:
@@ -81,15 +81,15 @@ def main() -> None:
 def train(
     args: Namespace, device: torch.device, train_set: Dataset, test_set: Dataset, newest: dict
 ) -> int:
-    """Train, test after each epoch, and return 0; or, told to stop, save, and return the signal.
+    """Train, test after each epoch, and return 0; or, told to stop, save and return the signal.
 
-    Every rank calls it. newest: the checkpoint to go on from, or {}.
+    Every rank calls it. newest: the checkpoint to resume from, or {}.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sampler = DistributedSampler(train_set, seed=args.seed)  # each rank its share
+    sampler = DistributedSampler(train_set, seed=args.seed)  # one shard per rank
     test_share = Subset(test_set, range(rank, len(test_set), world_size))  # each sample once
     loading = {"num_workers": args.num_workers, "pin_memory": device.type == "cuda"}
-    # A loader draws its workers' seeds, from the generator of the dropout if it has no other.
+    # A loader draws its workers' seeds; without its own generator, from the dropout's.
     generator = torch.Generator()
     loading |= {"worker_init_fn": ignore_signals, "generator": generator}
     share = args.batch_size // world_size
@@ -100,14 +100,14 @@ def train(
     ddp_model = DDP(model, gradient_as_bucket_view=True)
     warm_up(ddp_model, DataLoader(Subset(train_set, range(share)), share), args)
     optimizer, schedule = make_optimizer(model, args)
-    # What a checkpoint holds. A GradScaler and an EMA belong here, too.
+    # What a checkpoint contains. Also add a GradScaler or an EMA.
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     progress = restore(args, parts, newest)
     told = 0
 
     def so_far(sums: dict) -> dict[str, float]:
         """Add up the epoch's sums of all ranks and attempts."""
-        totals = reduce_over_ranks(sums) if sums else {}  # none: this attempt has only to test
+        totals = reduce_over_ranks(sums) if sums else {}  # none: this attempt only has to test
         before = progress["sums"]
         return {name: totals.get(name, 0) + before.get(name, 0) for name in before | totals}
 
@@ -128,7 +128,7 @@ def train(
         return told
 
     def after_test(*_: object) -> int:
-        """Break the test off on a rank that was told to stop: it may be longer than the warning."""
+        """End the test on a rank that was told to stop: it may be longer than the warning time."""
         if heard[-1]:
             end_workers()
         return heard[-1]
@@ -136,7 +136,7 @@ def train(
     for epoch in range(progress["epoch"], args.epochs + 1):
         begin = time.perf_counter() - progress["seconds"]
         sampler.set_epoch(epoch)  # a new order
-        rest = list(sampler)[progress["done"] * share :]  # what this rank has still to do
+        rest = list(sampler)[progress["done"] * share :]  # the samples that this rank has left
         train_batches = DataLoader(train_set, share, sampler=rest, **loading)
         generator.manual_seed((args.seed + epoch) * world_size + rank)
         reseed(args, progress["step"])
@@ -148,11 +148,11 @@ def train(
         middle = time.perf_counter()
         model.eval()
         for buffer in model.buffers():
-            dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test what rank 0 saves
-        with torch.no_grad():  # through the model inside: no rank waits for another
+            dist.broadcast(buffer, 0)  # BatchNorm's averages differ: all test rank 0's
+        with torch.no_grad():  # the model inside DDP: no rank waits for another
             tested = one_pass(model, test_batches, args, after_step=after_test)
-        told = vote(torch.tensor(trained["loss"]), model)  # the only one, however many batches
-        if told:  # some have not tested all of their share: the next attempt tests again
+        told = vote(torch.tensor(trained["loss"]), model)  # one vote, for any number of batches
+        if told:  # some have not tested their whole shard: the next attempt tests again
             now = {"done": progress["done"] + len(train_batches), "sums": trained}
             save(args, parts, {**progress, **now, "seconds": middle - begin})
             return told
@@ -166,20 +166,20 @@ def train(
         save(args, parts, progress)
     if rank == 0 and args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
+        torch.save(weights, content := BytesIO())  # in memory first: it does not report a full disk
         (args.run_dir / "mnist_cnn.pt").write_bytes(content.getbuffer())
     return 0
 
 
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
-    """Open a training and a test set, the same on every rank, and there before the run."""
+    """Open a training and a test set: the same on every rank, and prepared before the run."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
         if any(len(each.data) != len(each.targets) for each in (train_set, test_set)):
             raise ValueError("not as many labels as images")  # torchvision does not compare them
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
+        sys.exit(f"--data {folder} holds no complete MNIST ({error}): get it once, before the run")
     made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
     train_set.name = "digits" if made_here else "MNIST"  # for the record
     return train_set, test_set
@@ -202,9 +202,9 @@ class Net(nn.Module):  # YOUR NETWORK
 
 
 def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tuple:  # YOUR LOSS
-    """Compute a batch's mean loss over its samples, their number, and metrics: sums over them.
+    """Compute a batch's mean loss, its number of samples, and metrics: sums over the samples.
 
-    It must not talk to other ranks: they may have fewer batches.
+    It must not communicate with other ranks: they may have fewer batches.
     """
     inputs, target = (part.to(device, non_blocking=True) for part in batch)
     scores = model(inputs)
@@ -214,17 +214,17 @@ def loss_and_metrics(model: nn.Module, batch: list, device: torch.device) -> tup
 
 def make_optimizer(model: nn.Module, args: Namespace) -> tuple:  # YOUR OPTIMIZER
     """Make the optimizer, and a schedule that takes a step after each epoch."""
-    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)  # AdamW would want --lr 0.001
+    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)  # for AdamW give --lr 0.001
     return optimizer, optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
 
 
 def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
-    """Read the command line; stops where it cannot be used."""
+    """Read the command line; stop if it cannot be used."""
     layout, usage = RawDescriptionHelpFormatter, "%(prog)s [flags]; --help lists them"
     parser = ArgumentParser(
         usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False
     )
-    # Where there is a GPU, a rank's other CPUs load the data; else all of them train.
+    # With a GPU, a rank's other CPUs load the data; without one, all of them train.
     cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
     spare = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1  # torchrun's ranks share them
     workers = max(0, min(spare, 8)) if torch.cuda.is_available() else 0
@@ -256,9 +256,9 @@ def read_flags(world_size: int) -> Namespace:  # YOUR FLAGS
     return args
 
 
-# What launchers export. The last three words are rank, local rank and world size; before them
-# stands what names this start. The first row whose words are all set counts, as a whole: inside a
-# Slurm job mpirun's ranks have SLURM_PROCID=0, too.
+# The variables that launchers export: the last three are rank, local rank and world size; the ones
+# before identify this start. The first row whose variables are all set counts: inside a Slurm job,
+# mpirun's ranks also have SLURM_PROCID=0.
 LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
     "openmpi": (
@@ -267,7 +267,7 @@ LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE",
     ),
-    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Intel MPI, too
+    "mpich": ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # also Intel MPI
     "slurm": ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     "pals": ("PALS_APID", "PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE"),  # mpiexec of HPE Cray
     "env": ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # exported by hand
@@ -290,9 +290,9 @@ def who_am_i() -> tuple[str, int, int, int]:
 def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
 
-    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    Every rank calls it. Stops if there are fewer GPUs than ranks, or the given ones cannot be used.
     """
-    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    count = 0 if no_cuda else torch.cuda.device_count()  # includes GPUs that CUDA cannot use
     given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
     # The only one may be this rank's own, as with --gpus-per-task=1; torchrun's ranks all see it.
     may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -304,10 +304,10 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
-            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            # The older of torch's two NCCL classes: it overlaps communication with computing.
             os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
-            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            torch.zeros(1, device=device).add_(1)  # too old a driver or GPU raises here
             return device
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
@@ -320,18 +320,18 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
 
 def form_group(rank: int, world_size: int, device: torch.device, timeout: float) -> None:
     """Form the group of all ranks: NCCL on GPUs, gloo on CPUs; stops after timeout seconds."""
-    # Who never came prints nothing.
+    # A rank that never started prints no line.
     print(f"rank {rank} of {world_size} on {os.uname().nodename}, {device}", flush=True)
     group = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=timeout)}
     if device.type == "cuda":
         group["device_id"] = device
-    store = dist.HashStore()  # alone: nobody to meet
+    store = dist.HashStore()  # alone: no other rank
     try:
         if world_size > 1:
             meeting = dist.rendezvous("env://", rank, world_size, timeout=group["timeout"])
             store, *_ = next(meeting)
-            # A restart by torchrun finds the store of the attempt before. A time-out of NCCL leaves
-            # a key there that ends processes; the others stand behind the number of the attempt.
+            # After a restart, torchrun's store has the old keys. An NCCL timeout leaves one that
+            # ends processes; all other keys have the attempt's number as a prefix.
             getattr(store, "_underlying_non_prefix_store", store).delete_key("exception_dump")
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         group["store"] = dist.PrefixStore(attempt, store)
@@ -343,7 +343,7 @@ def form_group(rank: int, world_size: int, device: torch.device, timeout: float)
 
 
 def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.device) -> list:
-    """List where each rank runs; every rank calls it. Stops all where one has other flags."""
+    """List where each rank runs; every rank calls it. Stops all ranks if flags differ."""
     chip = torch.cpu.get_capabilities().get("cpu_name")
     if device.type == "cuda":
         chip = torch.cuda.get_device_name(device)
@@ -354,9 +354,9 @@ def gather_ranks(args: Namespace, launcher: str, local_rank: int, device: torch.
     flags = {**vars(args), "data": None, "num_workers": None, "start": start}
     told = [(here, flags)] * dist.get_world_size()
     dist.all_gather_object(told, (here, flags))
-    dist.barrier()  # all have them before one leaves
+    dist.barrier()  # all have them before one exits
     if strangers := [rank for rank, (_, theirs) in enumerate(told) if theirs != told[0][1]]:
-        sys.exit(f"rank {strangers} has other flags than rank 0, or is of another job")
+        sys.exit(f"rank {strangers} differs from rank 0 in its flags or its job")
     return [where for where, _ in told]
 
 
@@ -369,7 +369,7 @@ def one_pass(
 ) -> dict[str, float | Tensor]:
     """Train if there is an optimizer, else test; sum up loss and metrics of this rank's samples.
 
-    after_step: is given the step's number and the sums; it ends the pass by what is not 0.
+    after_step: gets the step's number and the sums; a result other than 0 ends the pass.
     """
     device = next(model.parameters()).device
     sums, begin = {}, time.perf_counter()
@@ -396,11 +396,11 @@ def one_pass(
 
 
 def reduce_over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
-    """Add up by name what the ranks have summed up; every rank calls it, and gets the same."""
+    """Add up the ranks' sums by name; every rank calls it, and gets the same result."""
     sums = {name: float(value) for name, value in sums.items()}  # waits for the GPU
     parts = [sums] * dist.get_world_size()
     dist.all_gather_object(parts, sums)
-    # By name: a rank without a sample to test has none.
+    # By name: a rank without test samples has no metrics.
     totals = {name: sum(part.get(name, 0) for part in parts) for name in parts[0]}
     if not math.isfinite(totals["loss"]):
         sys.exit(f"the loss is {totals['loss']}: check the data, or lower --lr")
@@ -408,7 +408,7 @@ def reduce_over_ranks(sums: dict[str, float | Tensor]) -> dict[str, float]:
 
 
 def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
-    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    """Record in args.run_dir, if there is one, the settings and where the ranks run."""
     env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
     env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
     env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}
@@ -439,11 +439,11 @@ def report(folder: Path | None, epoch: int, trained: dict, tested: dict, seconds
             file.write(json.dumps(line) + "\n")
 
 
-# What comes on top of mnist_ddp.py: signals, the vote, checkpoints.
+# What mnist_ddp.py does not have: signals, the vote (an all-reduce of a stop flag), checkpoints.
 
 
 def ignore_signals(*_: object) -> None:
-    """Ignore the signals: a rank that is done, and its loader's workers while it saves."""
+    """Ignore the signals, in a rank that is done and in its loader's workers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -451,15 +451,15 @@ def ignore_signals(*_: object) -> None:
 def end_workers() -> None:
     """End the workers of this rank's loaders, which ignore the signal by which Python ends them.
 
-    A rank that leaves calls it: it would wait until each is done with its sample.
+    A rank calls it before it exits: else it would wait until each is done with its sample.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the loader complains of it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the loader raises an error
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 def vote(loss: Tensor, model: nn.Module) -> int:
-    """Tell all ranks the number of a signal that one of them heard, or 0; every rank calls it.
+    """Return, on all ranks, the signal that any rank received, or 0; every rank calls it.
 
     All stop if the loss or a weight is not finite, so that no such weight is saved.
     """
@@ -474,14 +474,14 @@ def vote(loss: Tensor, model: nn.Module) -> int:
 
 
 def reseed(args: Namespace, step: int) -> None:
-    """Make the dropout depend on step and rank alone, so that no state of it is to be saved."""
+    """Make the dropout depend only on step and rank, so that its state need not be saved."""
     torch.manual_seed(args.seed + step * dist.get_world_size() + dist.get_rank())
 
 
 def warm_up(ddp_model: DDP, batches: DataLoader, args: Namespace) -> None:
-    """Take a step that changes nothing: in it DDP finds the order of its buckets.
+    """Take a step that changes nothing, in which DDP finds the order of its buckets.
 
-    Three ranks or more round otherwise from then on, so that every attempt has to begin with it.
+    Three ranks or more round differently from then on, so every attempt must start with it.
     """
     reseed(args, 0)
     weights = deepcopy(ddp_model.module.state_dict())
@@ -490,9 +490,9 @@ def warm_up(ddp_model: DDP, batches: DataLoader, args: Namespace) -> None:
 
 
 def claim(folder: Path | None) -> None:
-    """Lock the folder as long as this process lives, so that two attempts never share it.
+    """Lock the folder while this process lives, so that two attempts never share it.
 
-    Every rank calls it, and rank 0 has the folder. Stops all where another attempt runs there.
+    Every rank calls it, and rank 0 has the folder. Stops all ranks if another attempt runs there.
     """
     problem = [""]
     if folder:
@@ -517,17 +517,17 @@ def note(event: str, **facts: object) -> None:
 
 
 def save(args: Namespace, parts: dict, progress: dict) -> None:
-    """Write a checkpoint, whole or not at all, and keep the last two; rank 0 does it."""
+    """Write a checkpoint atomically, and keep the last two; rank 0 calls it."""
     if not args.run_dir:
         return
     state = {name: part.state_dict() for name, part in parts.items()}
     torch.save({**state, "progress": progress, "setting": setting(args)}, content := BytesIO())
     path = args.run_dir / "checkpoints" / f"step-{progress['step']:08}.pt"
-    part = path.with_name("new.part")  # always this one: what a kill leaves is overwritten
+    part = path.with_name("new.part")  # always this name: a killed attempt's file is overwritten
     with part.open("wb") as file:
         file.write(content.getbuffer())
         file.flush()
-        os.fsync(file.fileno())  # it is on the disk before it has its name
+        os.fsync(file.fileno())  # on the disk before it gets its name
     part.replace(path)
     note("saved", step=progress["step"])
     for old in sorted(path.parent.glob("step-*.pt"))[:-2]:
@@ -541,19 +541,19 @@ def setting(args: Namespace) -> dict[str, object]:
 
 
 def find_checkpoint(args: Namespace) -> dict:
-    """Read the newest checkpoint that is whole, if there is one; every rank calls it.
+    """Read the newest complete checkpoint, if there is one; every rank calls it.
 
-    What rank 0 reads counts for all: another node may not see it yet. Stops all at other flags.
+    All use what rank 0 reads: another node may not see it yet. Stops all if flags differ.
     """
     newest = [{}]
     paths = sorted(args.run_dir.glob("checkpoints/step-*.pt")) if args.run_dir else []
     while paths and not newest[0]:
         path = paths.pop()
-        content = path.read_bytes()  # an error of the disk stops the run here: it is no damage
+        content = path.read_bytes()  # a disk error stops the run here: it is no damage
         try:
             zipped = zipfile.ZipFile(BytesIO(content))
-            damaged = zipped.testzip()  # torch.load compares no checksum
-            # Nor would it read a tensor that one flipped bit has marked as a folder.
+            damaged = zipped.testzip()  # torch.load verifies no checksum
+            # Nor would it read a tensor that a flipped bit has marked as a folder.
             damaged = damaged or any(each.external_attr & 16 for each in zipped.filelist)
             newest = [torch.load(BytesIO(content), map_location="cpu", weights_only=True)]
         except Exception as error:  # of many kinds
@@ -569,7 +569,7 @@ def find_checkpoint(args: Namespace) -> dict:
 
 
 def restore(args: Namespace, parts: dict, newest: dict) -> dict:
-    """Put all back as the checkpoint has it, and return how far that is; every rank calls it."""
+    """Restore all state from the checkpoint, and return its progress; every rank calls it."""
     progress = {"epoch": 1, "step": 0, "done": 0, "sums": {}, "seconds": 0.0}
     if newest:
         progress = newest["progress"]
@@ -581,8 +581,8 @@ def restore(args: Namespace, parts: dict, newest: dict) -> dict:
         metrics = args.run_dir / "metrics.jsonl"
         metrics.touch()
         lines = metrics.read_bytes().splitlines(keepends=True)
-        done = lines[: progress["epoch"] - 1]  # the epochs that stay done
-        os.truncate(metrics, sum(map(len, done)))  # which needs no room on the disk
+        done = lines[: progress["epoch"] - 1]  # the epochs that remain done
+        os.truncate(metrics, sum(map(len, done)))  # this needs no room on the disk
     return progress
 
 

@@ -1,4 +1,4 @@
-"""Train MNIST's network on one device at its limit: data held there, a GPU's step in one order.
+"""Train MNIST's network on one device at full speed: data held there, one CUDA graph per step.
 
 python mnist_fast.py --data data --epochs 1 --bf16
 """
@@ -23,7 +23,7 @@ Step = Callable[[Tensor], dict[str, Tensor]]  # trains on the samples with these
 
 
 def main() -> None:
-    """Check what was given, and train."""
+    """Check the flags and the data, and train."""
     args = read_flags()
     train_set, test_set = datasets(args.data)
     device = pick_device(0, args.no_cuda)
@@ -48,7 +48,7 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
     torch.manual_seed(args.seed)
     model = FastNet().to(memory_format=torch.channels_last).to(device)
     on_gpu = device.type == "cuda"
-    # A CUDA graph needs the learning rate on the device: a number would be recorded for good.
+    # A CUDA graph needs the learning rate on the device: a number would be recorded as a constant.
     lr = torch.tensor(args.lr, device=device) if on_gpu else args.lr
     optimizer = optim.Adadelta(model.parameters(), lr=lr, capturable=on_gpu)
     schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
@@ -77,12 +77,12 @@ def train(args: Namespace, device: torch.device, train_set: MNIST, test_set: MNI
         report(args.run_dir, epoch, trained, tested, seconds)
     if args.save_model:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        torch.save(weights, content := BytesIO())  # by itself it does not say that a disk is full
+        torch.save(weights, content := BytesIO())  # in memory first: it does not report a full disk
         ((args.run_dir or Path()) / "mnist_cnn.pt").write_bytes(content.getbuffer())
 
 
 def read_flags() -> Namespace:
-    """Read the command line; stops where it cannot be used."""
+    """Read the command line; stop if it cannot be used."""
     parser = ArgumentParser(usage="%(prog)s [flags]; --help lists them", allow_abbrev=False)
     add = parser.add_argument
     add("--data", type=Path, default=Path("data"), help="folder of the data")
@@ -125,9 +125,9 @@ def measure_batch(
 
 
 def sum_up(parts: Iterable[dict[str, Tensor]]) -> dict[str, float]:
-    """Add up by name; this waits for the GPU, and stops where the loss is not finite."""
+    """Add up by name; wait for the GPU, and stop if the loss is not finite."""
     sums: dict[str, Tensor] = {}
-    for part in parts:  # new tensors: a CUDA graph fills its own anew
+    for part in parts:  # new tensors: a CUDA graph overwrites its own
         sums = {name: sums.get(name, 0) + value for name, value in part.items()}
     if not sums["loss"].isfinite():
         sys.exit(f"the loss is {sums['loss'].item()}: check the data, or lower --lr")
@@ -135,12 +135,12 @@ def sum_up(parts: Iterable[dict[str, Tensor]]) -> dict[str, float]:
 
 
 def as_graph(step: Step, size: int, device: torch.device) -> Step:
-    """Return a step that is recorded as a CUDA graph, and played back with one order.
+    """Return a step that is recorded as a CUDA graph, and replayed with one launch.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
 
-    Its first three batches of this size are trained on beside the main stream, as a warm-up; the
-    fourth is recorded. A batch of another size is trained on without the graph.
+    Its first three batches of this size are trained on in a side stream, as a warm-up; the fourth
+    is recorded. A batch of a different size is trained on without the graph.
     """
     warm_ups, stream, graph = 3, torch.cuda.Stream(), torch.cuda.CUDAGraph()
     batch, sums = torch.zeros(size, dtype=torch.int64, device=device), {}
@@ -167,7 +167,7 @@ def as_graph(step: Step, size: int, device: torch.device) -> Step:
 
 
 class MaskedScale(torch.autograd.Function):
-    """x times a mask, whose gradient has the mask's order of memory, as a convolution needs it."""
+    """x times a mask; the gradient has the mask's memory order, as a convolution needs it."""
 
     @staticmethod
     def forward(ctx, x: Tensor, mask: Tensor) -> Tensor:
@@ -185,14 +185,14 @@ class MaskedScale(torch.autograd.Function):
 class Dropout(nn.Dropout):
     """nn.Dropout; on a CPU it draws a random byte for each number, in an eighth of a float's time.
 
-    p is exact if it is a multiple of 1/256, as those of the network are.
+    p is exact if it is a multiple of 1/256, as in this network.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Set a share p of x's numbers to zero, and scale the others up; evaluation keeps all."""
+        """Set a fraction p of x to zero, and scale the rest up; evaluation keeps all."""
         if not self.training or x.device.type != "cpu":
             return super().forward(x)
-        integers = torch.empty(-(-x.numel() // 8), dtype=torch.int64)  # of eight bytes each
+        integers = torch.empty(-(-x.numel() // 8), dtype=torch.int64)  # eight bytes each
         random_bytes = integers.random_(-(2**63), None).view(torch.uint8)[: x.numel()]
         keep = random_bytes >= round(256 * self.p)
         keep = keep.as_strided(x.size(), x.stride())  # in the order of x's memory
@@ -220,14 +220,14 @@ class FastNet(nn.Module):
 
 
 def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
-    """Open a training and a test set, the same on every rank, and there before the run."""
+    """Open a training and a test set: the same on every rank, and prepared before the run."""
     transform = Compose([ToTensor(), Normalize((0.1307,), (0.3081,))])
     try:
         train_set, test_set = MNIST(folder, True, transform), MNIST(folder, False, transform)
         if any(len(each.data) != len(each.targets) for each in (train_set, test_set)):
             raise ValueError("not as many labels as images")  # torchvision does not compare them
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        sys.exit(f"--data {folder} holds no whole MNIST ({error}): get it once, before the run")
+        sys.exit(f"--data {folder} holds no complete MNIST ({error}): get it once, before the run")
     made_here = (folder / "MNIST/raw/MD5SUMS").exists()  # the course's digits, in MNIST's format
     train_set.name = "digits" if made_here else "MNIST"  # for the record
     return train_set, test_set
@@ -236,9 +236,9 @@ def datasets(folder: Path) -> tuple[Dataset, Dataset]:  # YOUR DATA
 def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     """Claim the GPU of this local rank, or the only one that it sees; the CPU if none can be used.
 
-    Every rank calls it. Stops where there are fewer GPUs than ranks, or those given are of no use.
+    Every rank calls it. Stops if there are fewer GPUs than ranks, or the given ones cannot be used.
     """
-    count = 0 if no_cuda else torch.cuda.device_count()  # also of those that CUDA cannot use
+    count = 0 if no_cuda else torch.cuda.device_count()  # includes GPUs that CUDA cannot use
     given = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("SLURM_JOB_GPUS", ""))
     # The only one may be this rank's own, as with --gpus-per-task=1; torchrun's ranks all see it.
     may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -250,10 +250,10 @@ def pick_device(local_rank: int, no_cuda: bool = False) -> torch.device:
     why = f"torch {torch.__version__} sees none"
     try:
         if count:
-            # Of torch's two classes for NCCL the older: it lets messages overlap with computing.
+            # The older of torch's two NCCL classes: it overlaps communication with computing.
             os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
             torch.cuda.set_device(device)
-            torch.zeros(1, device=device).add_(1)  # a driver too old, or a GPU, says so here
+            torch.zeros(1, device=device).add_(1)  # too old a driver or GPU raises here
             return device
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
@@ -268,11 +268,11 @@ def claim(folder: Path | None) -> None:
     """Make the folder of the record, if there is one: only rank 0 has it."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spec.json").touch(exist_ok=False)  # of two runs one gets the folder
+        (folder / "spec.json").touch(exist_ok=False)  # only one of two runs gets the folder
 
 
 def begin_record(args: Namespace, ranks: list[dict], train_set: Dataset) -> None:
-    """Record in args.run_dir, if there is one, what was asked and where it runs."""
+    """Record in args.run_dir, if there is one, the settings and where the ranks run."""
     env = {"launcher": ranks[0]["launcher"], "world_size": len(ranks), "ranks": ranks}
     env |= {"job_id": os.environ.get("SLURM_JOB_ID"), "global_batch_size": args.batch_size}
     env |= {"dataset": getattr(train_set, "name", type(train_set).__name__)}
