@@ -324,7 +324,7 @@ def test_an_option_that_no_check_reads_is_named_and_the_file_is_not_called_sound
 
 def test_the_options_that_a_site_may_name_are_all_looked_at(tmp_path: Path) -> None:
     template = (ROOT / "slurm" / "sites" / "TEMPLATE.toml").read_text()
-    options = re.findall(r"--[a-z-]+=?\S*", template.partition("The usual ones:")[2].partition("# What is a")[0])
+    options = re.findall(r"--[a-z-]+=?\S*", template.partition("The usual ones:")[2].partition("# A learner's own")[0])
     assert len(options) > 12
     options = [option.strip(",").replace("…", "node1") for option in options]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
