@@ -184,7 +184,7 @@ def test_the_third_finds_its_rank_its_device_and_its_group_by_the_lines_of_the_s
     texts = [path.read_text() for path in (MANY, MORE)]
     for begin, end in (
         ("import torch.distributed.nn  #", "\n"),
-        ("# Where launchers tell", "\n]\n"),
+        ("# Where launchers set", "\n]\n"),
         ("    rank, local_rank, world_size = 0", "minutes=10)}\n"),
         ('    group["device_id"]', "**group)\n"),
     ):
