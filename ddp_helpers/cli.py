@@ -1,7 +1,7 @@
 """The command line: `ddp-course`, in any folder; `python -m ddp_helpers` is the same program.
 
-`main` is its console script, in one process; `commands` has what each command does. What only
-makers need (execute, bench, keep) are targets of the Makefile.
+`main` is its console script, in one process; `commands` has what each command does. Commands
+for maintainers (execute, bench, save-runs) are targets of the Makefile.
 """
 
 import os

@@ -106,7 +106,7 @@ def _would_be_taken(batch: Path) -> bool:
 
 
 def _gpus_and_ranks(args: Namespace, site: "Site") -> tuple[int, int]:
-    """Return how many GPUs and ranks a node has. Raises JobError if that is not clear."""
+    """Return the numbers of GPUs and of ranks per node. Raises JobError if that is not clear."""
     from ddp_helpers.jobs.job import JobError
 
     gpus = int(bool(site.gpus)) if args.gpus_per_node is None else args.gpus_per_node

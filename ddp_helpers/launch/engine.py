@@ -1,6 +1,6 @@
 """Start ranks and programs through one warm server, report how each ends, end each completely.
 
-It runs in the learner's process.
+It runs in the driver process.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Run a script on ranks that the warm server forks, and keep what each of them prints.
 
-It runs in the learner's process. Each rank gets its environment variables as from torchrun.
+It runs in the driver process. Each rank gets its environment variables as from torchrun.
 """
 
 import runpy

@@ -1,6 +1,6 @@
 """Run a script on N ranks under a launcher, and show their output; `%%launch` does so with a cell.
 
-It runs in the learner's process. All processes that it starts have ended when it returns.
+It runs in the driver process. All processes that it starts have ended when it returns.
 """
 
 import re

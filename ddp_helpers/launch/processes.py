@@ -1,6 +1,6 @@
 """Find the processes of a launch by their mark, end them, and handle one interrupt meanwhile.
 
-It runs in the learner's process, and in the warm server.
+It runs in the driver process, and in the warm server.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Start programs, such as launchers, and read their lines until they have ended.
 
-It runs in the learner's process.
+It runs in the driver process.
 """
 
 import io

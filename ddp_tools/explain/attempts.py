@@ -1,4 +1,4 @@
-"""Cut a log where a run begins anew: requeued, restarted by torchrun, or launched a second time.
+"""Cut a log into attempts: a run that is requeued, restarted or launched again starts one.
 
 `command` calls it. Each attempt has a failure of its own, and is judged by itself.
 """

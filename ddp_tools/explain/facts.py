@@ -110,7 +110,7 @@ def _of_attempt(verdict: Verdict) -> dict[str, object]:
 
 
 def _once(values: Iterable[str]) -> list[str]:
-    """List values once each, at most so many."""
+    """List values once each, up to a limit."""
     return list(dict.fromkeys(values))[:_MOST]
 
 

@@ -1,4 +1,4 @@
-"""Read a job file (sbatch) that does not work: each known fault with its line, and the cure.
+"""Read a job file (sbatch) that does not work: each known fault with its line and the fix.
 
 The faults are data, in jobfile.toml; what has to be compared is in `jobfile_checks`. `command`
 calls `explain_job`, in one process. Nothing of the file is run.
@@ -25,7 +25,7 @@ _OTHERS = {"PBS": r"(?m)^#PBS\s+-", "LSF": r"(?m)^#BSUB\s+-", "Grid Engine": r"(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: how it is known, what Slurm does with it, the cure, and what a Slurm here printed.
+    """A fault: how it is known, what Slurm does with it, the fix, and what a Slurm here printed.
 
     kind: `fault`; `note` for what only some clusters mind; `risk` for what happens now and then;
         `unseen` for what no file can tell.

@@ -79,7 +79,7 @@ class Start:
     @property
     def counts(self) -> dict[str, int | None]:
         """What it has, by its name in the report."""
-        return {"nodes": self.nodes, "tasks a node": self.tasks, "GPUs a node": self.gpus}
+        return {"nodes": self.nodes, "tasks per node": self.tasks, "GPUs per node": self.gpus}
 
 
 @cache

@@ -37,7 +37,7 @@ class Verdict:
     a word, as the others or their lines say.
     follows: what comes of the root, or says the same. others: what failed besides.
     own: the last lines of the root's rank. raised: the frames of the root's exception.
-    said: sentences of the root's own message that name a cause or a cure.
+    said: sentences of the root's own message that name a cause or a fix.
     well: all was read, and a line says that the run ended well.
     """
 

@@ -1,4 +1,4 @@
-"""Find what a failure's own message says: a cause, a cure, another rank; and NCCL's words for it.
+"""Find what a failure's own message says: a cause, a fix, another rank; and NCCL's words for it.
 
 `judge` calls it. A sentence of the library that failed comes before any rule.
 """
@@ -55,7 +55,7 @@ def message(lines: Sequence[Line], order: int) -> list[str]:
 
 
 def says(lines: Sequence[Line], order: int) -> list[str]:
-    """Return the sentences of a message that name a cause or a cure."""
+    """Return the sentences of a message that name a cause or a fix."""
     text = message(lines, order)
     sentences = [each.strip() for line in text for each in _SENTENCE.split(line)]
     told = (each for each in sentences if _SAYS.search(each) and not _COMMON.search(each))

@@ -32,7 +32,7 @@ _SHORTEST = 6  # letters of a quoted piece that can be told from other words
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A message: how it is known, what it means, its causes from the likeliest on, and a cure.
+    """A message: how it is known, what it means, its causes, the likeliest first, and a fix.
 
     message: as the page shows it, literal pieces between backticks.
     patterns: pieces with … for what differs; those of the message unless given. They match a line

@@ -23,7 +23,7 @@ _BARRIER = " (NCCL's barrier is an ALLREDUCE of 1 number)"
 def compare(
     lines: Iterable[Line], ranks: Sequence[int], late: Sequence[int]
 ) -> tuple[str, str, Sequence[int]] | None:
-    """Return what the numbers mean, the cure, and the ranks that are behind; None if unknown.
+    """Return what the numbers mean, the fix, and the ranks that are behind; None if unknown.
 
     They can be compared only where each rank of the log (`ranks`) says its call in one group, but
     for those that complain of nothing (`late`).

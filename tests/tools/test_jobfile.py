@@ -405,8 +405,8 @@ UNSEEN = {
     "what `bash fit.sh` in line 9 starts": ("module load cuda", "bash fit.sh"),
     "what `srun bash -c hostname ./run.sh": ("module load cuda", "srun bash -c 'hostname\n./run.sh'"),
     "how many nodes line 14 has": ("--nodes=2", "--nodes=2-4"),
-    "how many tasks a node line 14 has": ("srun --", "srun --ntasks=$COUNT --"),
-    "how many GPUs a node line 14 has": ("gpu:a100:4", "gpu:$KIND"),
+    "how many tasks per node line 14 has": ("srun --", "srun --ntasks=$COUNT --"),
+    "how many GPUs per node line 14 has": ("gpu:a100:4", "gpu:$KIND"),
 }
 
 

@@ -3,7 +3,7 @@
 The notebook loads it by %load_ext. It needs no ranks: it starts those of both runs itself.
 
 To add a fault to 10b: a row of the table at its start, with words of the true message; a section
-with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Cure*; and a cell
+with `<a id="fault-32"></a>` and `### 32 · Name`, with *Why*, *Find it*, *Fix*; and a cell
 `%%clinic 2 fails` (or `aborts`, `lies`, `hangs`) with fault and fix, told apart by FIXED,
 without the lines that FRAME below puts around it (after the word `bare`, without the imports). Its
 number is in figures.py of this lesson and in tests/lessons/test_clinic.py. Execute 10 and 10b, copy
