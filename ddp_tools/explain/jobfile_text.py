@@ -35,6 +35,7 @@ _HELPER = re.compile(  # it starts no ranks
 # A variable that the file does not set, in front of a launcher's script, and no option's value.
 _MAY_HOLD = re.compile(r"(--[\w-]+)?\s+(\$\{?\w+(?:\[[@*]\])?\}?)(?=\s)")
 _SCRIPT = re.compile(r"\s*(?:(?:time|exec)\s+)?(?:(?:ba|z)?sh\s+)?[^\s=(]+\.sh\b")
+_PATH = re.compile(r"(?:^|(?<=\s))/\S*/$")  # a program's folder, whose name may have a space
 _NO_START = re.compile(
     r"\s*(?:(?:then|do|else)\s+)?(?:(?:echo|printf)\b|(?:export\s+)?\w+=\S*\s*$)"
 )
@@ -119,8 +120,11 @@ class JobFile:
                 if kind == "torchrun":
                     said = without_brackets(text[program.end() :]).partition(".py")[0]
                     own |= {it[2]: "" for it in _MAY_HOLD.finditer(said) if not it[1]}
-                behind = spaced(raw[first + end :], ";")
-                wrapper = wrapper_of(behind, program.start() - first - end)
+                place = program.start() - first - end
+                rest = raw[first + end :]
+                before = _PATH.sub(lambda it: it[0].replace("\1", "_"), rest[: place + 1])
+                behind = spaced(before + rest[place + 1 :], ";")
+                wrapper = wrapper_of(behind, place)
                 start = Start(command.line, text, job | own, own, wrapper=wrapper)
                 start.facts.update({kind, *facts_of(start, srun is not None, command.background)})
                 starts.append(start)

@@ -53,7 +53,7 @@ def meet(script, folder, *ranks):
 def refused(statuses, said, state):
     """Nobody trained, each rank ended, and not with 0, and its last lines say why; there is no record."""
     assert all(statuses) and state == "no record", said
-    assert all("epoch 1" not in text and "is of another job" in text for text in said), said
+    assert all("epoch 1" not in text and "differs from rank 0 in its flags or its job" in text for text in said), said
 
 
 # That two real starts of mpirun have two names is in test_launchers.
