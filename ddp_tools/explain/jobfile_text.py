@@ -96,9 +96,14 @@ class JobFile:
         return {name: value for name, value in values.items() if name not in several}
 
     def filled(self, text: str) -> str:
-        """Fill in the variables that the file sets."""
+        """Fill in the variables that the file sets; a space in a path ends no word."""
+
+        def value(name: re.Match) -> str:
+            known = self.values.get(name[1] or name[2], name[0])
+            return known.replace(" ", "\1") if known.startswith("/") else known
+
         for _ in range(4):
-            text = _VALUE_OF.sub(lambda name: self.values.get(name[1] or name[2], name[0]), text)
+            text = _VALUE_OF.sub(value, text)
         return text
 
     @cached_property
