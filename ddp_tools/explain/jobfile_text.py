@@ -35,7 +35,8 @@ _HELPER = re.compile(  # it starts no ranks
 # A variable that the file does not set, in front of a launcher's script, and no option's value.
 _MAY_HOLD = re.compile(r"(--[\w-]+)?\s+(\$\{?\w+(?:\[[@*]\])?\}?)(?=\s)")
 _SCRIPT = re.compile(r"\s*(?:(?:time|exec)\s+)?(?:(?:ba|z)?sh\s+)?[^\s=(]+\.sh\b")
-_PATH = re.compile(r"(?:^|(?<=\s))/\S*/(?=python|$)")  # a program's folder, whose name may have a space
+# A program's folder, whose name may have a space.
+_PATH = re.compile(r"(?:^|(?<=\s))/\S*/(?=python|$)")
 _NO_START = re.compile(
     r"\s*(?:(?:then|do|else)\s+)?(?:(?:echo|printf)\b|(?:export\s+)?\w+=\S*\s*$)"
 )
