@@ -142,8 +142,7 @@ def audit(
         cwd = Path(cwd).resolve() if cwd else None
         runs = _Runs(script, folder, cwd, limit, on_cpu, two_nodes)
         resume_with = "" if preempts and resume_with is None else resume_with
-        rows = _audit_rows(runs, arguments, batch_size_flag, one_rank_with, resume_with, preempts)
-        return rows
+        return _audit_rows(runs, arguments, batch_size_flag, one_rank_with, resume_with, preempts)
 
 
 def _audit_rows(

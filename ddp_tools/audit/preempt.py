@@ -6,7 +6,7 @@ are killed when torch.save has written half of its bytes: does the next attempt 
 checkpoint? The audit's command calls it in the driver process. Needs no torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ddp_tools.audit import restart
 from ddp_tools.audit.notes import (
@@ -58,16 +58,16 @@ def preempt(run: Run, ranks: list[Notes]) -> Row:
             finding = _stopped_together(attempts[-1], "after the restart, " if number else "")
             if finding:
                 return finding
-            begun += _steps(attempts[-1])
+            begun += _steps(attempts[-1][0])
         attempts.append(run("", RUNS[2], RUNS[0]))
     except ValueError as reason:
         return Row(NAME, UNKNOWN, str(reason))
     told = select(attempts[0][_TOLD_RANK], Told)[0]
-    stops = [_steps(attempts[0]), begun]
+    stops = [_steps(attempts[0][0]), begun]
     seen = f"{told.signal} to rank {_TOLD_RANK} only: all saved and left after step {stops[0]}, "
     seen += f"and again after step {stops[1]}; "
     row = restart.judge_restarted(ranks[0], attempts[-1], saves=0)
-    taken, whole = begun + _steps(attempts[-1]), _steps(ranks)
+    taken, whole = begun + _steps(attempts[-1][0]), _steps(ranks[0])
     if row.verdict == OK and taken > whole:
         row = row._replace(seen=f"{row.seen} ({taken - whole} steps were repeated)")
     if row.verdict != OK and taken < whole and _came_to_end(attempts[-1]):
@@ -99,7 +99,7 @@ def _choose_steps(notes: Notes) -> tuple[int, int]:
     Raises ValueError if both are.
     """
     passes = [note for note in select(notes, Pass) if note.steps]
-    lengths = [note.steps for note in passes] or [_steps([notes])]
+    lengths = [note.steps for note in passes] or [_steps(notes)]
     number = 1 if len(lengths) > 1 and lengths[1] >= _LEAST else 0
     if lengths[number] < _LEAST:
         few = f"its epochs have {lengths[number]} steps, too few for two stops"
@@ -145,7 +145,7 @@ def _stopped_together(ranks: list[Notes], when: str) -> Row | None:
     if not _came_to_end(ranks):
         error = _first_error(ranks)
         return Row(NAME, FAIL, seen + error, _WORKERS if "DataLoader worker" in error else _VOTE)
-    steps = [_steps([notes]) for notes in ranks]
+    steps = [_steps(notes) for notes in ranks]
     if len({*steps}) > 1:
         each = ", ".join(f"rank {rank} after {count}" for rank, count in enumerate(steps))
         return Row(NAME, FAIL, f"{seen}the ranks left after different steps, {each}", _VOTE)
@@ -177,6 +177,6 @@ def _first_error(ranks: list[Notes]) -> str:
     return f"rank {', '.join(lost)} was killed by a signal"
 
 
-def _steps(ranks: Sequence[Notes]) -> int:
-    """How many steps the first of these ranks took."""
-    return sum(note.steps for note in select(ranks[0], End))
+def _steps(notes: Notes) -> int:
+    """How many steps this rank took."""
+    return sum(note.steps for note in select(notes, End))
