@@ -6,10 +6,12 @@ optimizer; "tear RANK NUMBER", in its torch.save of that number, with half of th
 """
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -86,5 +88,30 @@ class Interruption:
         number = [*handled, _SIGNALS[0]][0]
         steps = self._writer.steps
         self._writer.note(Told, signal=number.name, handled=bool(handled), steps=steps)
+        workers = [worker.pid for worker in multiprocessing.active_children() if worker.pid]
+        waited_for = [pid for pid in workers if not _is_ignored(number, pid)]
         words = [sys.executable, "-S", "-E", "-c", _SEND, str(os.getpgrp()), str(int(number))]
         subprocess.run(words, start_new_session=True, check=True)
+        _wait_for_deaths(waited_for)
+
+
+def _is_ignored(number: signal.Signals, pid: int) -> bool:
+    """Whether the process ignores this signal; False if the system cannot say."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def _wait_for_deaths(pids: list[int]) -> None:
+    """Wait until these child processes have died of the signal, or 5 seconds: then they live.
+
+    Without it the rank might leave before it learns of a worker's death. It leaves their statuses
+    for the loader, which raises on SIGCHLD, here.
+    """
+    end = time.monotonic() + 5
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    for pid in pids:
+        with suppress(ChildProcessError):
+            while not os.waitid(os.P_PID, pid, options) and time.monotonic() < end:
+                time.sleep(0.01)
