@@ -11,6 +11,7 @@ from threading import Timer
 
 import psutil
 import pytest
+from changed_text import replaced
 from clusters import SCRIPT, Cluster, make_cluster, need_slurm, remove
 from real import LIMIT, fail_in_ci, until, weekly
 from refusals import one_line
@@ -115,16 +116,17 @@ def test_down_leaves_no_process_and_job_ids_go_on(shared):
     assert shared.submit("--wrap=true") == waits + 1
 
 
-@weekly  # Slurm waits a minute for a keeper that has been stopped
-def test_down_ends_the_keeper_of_a_job_that_is_where_slurmd_is(shared):
+def test_down_ends_the_keeper_of_a_job_that_is_where_slurmd_is(other):
     """A keeper (slurmstepd) begins in the folder of slurmd, and is asked to end like those in their node's."""
-    shared.up().submit("--wrap=sleep 615")
-    until(lambda: "sleep" in shared.processes().values(), "the job runs")
-    keepers = [pid for pid, name in shared.processes().items() if name == "slurmstepd"]
+    script = other.home / "cluster"
+    script.write_text(replaced(script.read_text(), [("grace=10 ", "grace=1 ")]))  # each step waits that long for it
+    other.up().submit("--wrap=sleep 615")
+    until(lambda: "sleep" in other.processes().values(), "the job runs")
+    keepers = [pid for pid, name in other.processes().items() if name == "slurmstepd"]
     for pid in keepers:
         os.kill(pid, signal.SIGSTOP)  # it cannot end by itself
-    ended = shared("down")
-    assert keepers and (ended.returncode, shared.processes()) == (0, {}), ended.stderr
+    ended = other("down")
+    assert keepers and (ended.returncode, other.processes()) == (0, {}), ended.stderr
 
 
 def test_down_spares_a_terminal_that_uses_the_cluster(shared):

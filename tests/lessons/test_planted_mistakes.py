@@ -57,6 +57,11 @@ def verdict(name: str, solution: str) -> str:
     return EVERY[name].verdict(scope[name])
 
 
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_worked_solution_is_right(name: str) -> None:
+    assert verdict(name, source(name)[1]) == RIGHT
+
+
 @pytest.mark.parametrize("mistake", OF_ALL, ids=lambda mistake: f"{mistake.exercise}-{mistake.verdict[-30:]}")
 def test_a_planted_mistake_is_told_by_the_comparison_that_shows_it(mistake: Planted) -> None:
     answer = verdict(mistake.exercise, changed(mistake))

@@ -12,6 +12,7 @@ from real import LIMIT
 
 from ddp_helpers import ROOT
 from ddp_helpers.lessons import exercise_called
+from ddp_helpers.lessons.exercise import RIGHT
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
 from ddp_helpers.lessons.submit_to_slurm import exercises as lesson
 from ddp_helpers.lessons.submit_to_slurm import start, terminal
@@ -32,6 +33,7 @@ MISTAKES = {  # by the beginning of what is told of it
     "The batch script's": ("job_file", FOUR.replace("srun", "export RANK=$SLURM_PROCID\nsrun")),
     "--ntasks does not fix": ("job_file", FOUR.replace("-per-node=2", "=4")),
     "localhost": ("job_file", re.sub(r"ADDR=.*", "ADDR=localhost", FOUR)),
+    "127.0.0.1, like localhost,": ("job_file", re.sub(r"ADDR=.*", "ADDR=127.0.0.1", FOUR)),
     "Places": ("array_job", THREE.replace("0-2", "1-3")),
     "SLURM_ARRAY_JOB_ID": ("array_job", THREE.replace("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID")),
 }
@@ -45,6 +47,17 @@ def verdict(name: str, text: str) -> str:
 def test_a_plausible_mistake_is_seen_in_what_the_ranks_did(cluster) -> None:
     verdicts = {told: verdict(*mistake) for told, mistake in MISTAKES.items()}
     assert not {told: said for told, said in verdicts.items() if not said.startswith(f"not yet: {told}")}
+
+
+def test_the_first_nodes_address_is_right_as_its_name_is(cluster) -> None:
+    """The nodes of the local Slurm have the address 127.0.0.1, which a job file may ask for and not say."""
+    name = 'NAME=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
+    asked = f"{name}\nexport MASTER_ADDR=$(scontrol -o show node $NAME | sed 's/.*NodeAddr=\\([^ ]*\\).*/\\1/')"
+
+    def job_file(nodes: int, gpus: int) -> str:
+        return re.sub(r"export MASTER_ADDR=.*", lambda _: asked, SOLUTIONS["job_file"](nodes, gpus))
+
+    assert exercise_called("job_file").verdict(job_file) == RIGHT
 
 
 def test_a_job_file_that_slurm_refuses_is_told_so(cluster) -> None:

@@ -64,10 +64,11 @@ def _run_job(text: Any) -> list[dict[str, Any]]:
 def job_file(text_for: Answer) -> list[str]:
     """Say what is wrong with the ranks of a job of several nodes, and show them."""
     for nodes, gpus in ((2, 2), (1, 2)):
-        tasks = _run_job(text_for(nodes, gpus))
+        tasks = _run_job(text := text_for(nodes, gpus))
         ranks, local_ranks = ([task[name] for task in tasks] for name in ("rank", "local_rank"))
         addresses = {task["address"] for task in tasks}
-        meet = len(addresses) == 1 and not addresses & {"", "localhost", None}
+        by_number = "127.0.0.1" in str(text)  # the local nodes' address: right only if Slurm gave it
+        meet = len(addresses) == 1 and not addresses & {"", "localhost", None} and not by_number
         seen = {"ranks": ranks, "local ranks": local_ranks, "meet": meet}
         local = [*range(gpus)] * nodes
         right = {"ranks": [*range(nodes * gpus)], "local ranks": local, "meet": True}
@@ -77,6 +78,8 @@ def job_file(text_for: Answer) -> list[str]:
             "leave RANK out.": len({*ranks}) < len(ranks),
             "--ntasks does not fix tasks per node, so one of them gets more tasks than GPUs: "
             "give --ntasks-per-node.": max(local_ranks, default=0) >= gpus,
+            "127.0.0.1, like localhost, is a different machine on each node: "
+            "use the job's first node.": by_number,
             "localhost is a different machine on each node: use the job's first node.": not meet,
         }
         if seen != right:
