@@ -12,6 +12,7 @@ from ddp_tools.explain.jobfile_text import SRUN, JobFile
 
 Row = tuple[str, int, dict[str, object]]  # a fault's id, the line, the values of its sentences
 _FIRST_EPHEMERAL, _LAST_EPHEMERAL = 32768, 60999  # Linux gives these to outgoing connections
+_LAST_JOB = 67_043_328  # the highest number that Slurm gives to a job, unless a site sets MaxJobId
 _PORT_FLAG = re.compile(
     r"--(?:master|rdzv|main)[-_](?:process[-_])?(?:port|endpoint)[= ]+(?:\S*:)?(\d{4,5})\b"
 )
@@ -193,6 +194,8 @@ def _highest(value: str) -> int:
         return sum(int(part) for part in match.groups("0")) - 1
     if match := re.search(r"(\d{4,5})\s*\+.*tail\s+-c\s*-?(\d)", value):
         return int(match[1]) + 10 ** int(match[2]) - 1
+    if "%" not in value and re.search(r"\+\W*SLURM_\w*JOB_?ID|SLURM_\w*JOB_?ID\W*\+", value):
+        return _LAST_JOB
     return 0
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from changed_text import replaced
 from clusters import SCRIPT, Cluster, make_cluster, need_slurm, remove
-from real import LIMIT, fail_in_ci, until, weekly
+from real import LIMIT, fail_in_ci, until
 from refusals import one_line
 
 NODES = "NODELIST STATE CPUS GRES\nnode1 idle 8 gpu:2\nnode2 idle 8 gpu:2\n"
