@@ -67,7 +67,7 @@ def job_file(text_for: Answer) -> list[str]:
         tasks = _run_job(text := text_for(nodes, gpus))
         ranks, local_ranks = ([task[name] for task in tasks] for name in ("rank", "local_rank"))
         addresses = {task["address"] for task in tasks}
-        by_number = "127.0.0.1" in str(text)  # the local nodes' address: right only if Slurm gave it
+        by_number = "127.0.0.1" in str(text)  # right only if Slurm gave it
         meet = len(addresses) == 1 and not addresses & {"", "localhost", None} and not by_number
         seen = {"ranks": ranks, "local ranks": local_ranks, "meet": meet}
         local = [*range(gpus)] * nodes
