@@ -109,6 +109,7 @@ class Notebook:
 
     def run_all(self) -> list[str]:
         """Restart, clear, run all cells; what went wrong, a line each."""
+        self.menu("View", "Expand All Code")  # a folded cell has no prompt
         self.restart()
         self.wait(lambda: not any(cell.prompt for cell in self.cells()), "all outputs are cleared")
         self.start(0, lambda: self.menu("Run", "Run All Cells"))

@@ -633,7 +633,7 @@ def test_mnist_ddp_resumable_goes_on_to_the_bit(on_cpu, tmp_path):
     again = {"right": text}
     if THOROUGH:
         again["same samples"] = replaced(text, [(RESTORED, f'            name == "optimizer" or {RESTORED.strip()}')])
-        again["other samples"] = replaced(text, [(progress, f"_ {progress[9:]}")])
+        again["different samples"] = replaced(text, [(progress, f"_ {progress[9:]}")])
     for number in range(len(again)):
         shutil.copytree(tmp_path / "first" / "1" / "work", tmp_path / "again" / str(number) / "work")
     notes |= audit_all({name: Script(text, words, env=env) for name, text in again.items()}, tmp_path / "again")
