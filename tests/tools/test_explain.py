@@ -11,6 +11,8 @@ import sys
 import textwrap
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
@@ -32,7 +34,7 @@ from ddp_helpers.upkeep import troubleshooting
 from ddp_tools.explain.judge import judge
 from ddp_tools.explain.lines import Line, Logs, read_logs
 from ddp_tools.explain.report import as_data, as_text, page_of
-from ddp_tools.explain.rules import HOLE, best_rule, literal_pieces, load_rules
+from ddp_tools.explain.rules import HOLE, Rule, best_rule, literal_pieces, load_rules
 
 RULES = load_rules()
 SPOKEN = [rule for rule in RULES if not rule.silent]
@@ -41,14 +43,42 @@ BY_ID = {rule.id: rule for rule in RULES}
 # ---- the rules
 
 
-def test_each_rule_knows_its_example_and_no_other_knows_it_better() -> None:
+def example_of(rule: Rule) -> str:
+    return rule.example or HOLE.join(literal_pieces(rule)[0]).replace(HOLE, "7")
+
+
+def known_otherwise(lines: Iterable[tuple[Rule, str]]) -> list[str]:
+    """Which lines another rule knows better than the one that they belong to, or no rule knows."""
     failures = []
+    for rule, line in lines:
+        known = best_rule(SPOKEN, line)
+        if known is None or (known.meaning, known.cure) != (rule.meaning, rule.cure):
+            failures.append(f"{rule.id}: {known and known.id} knows it better: {line}")
+    return failures
+
+
+EXAMPLES = [(rule, example_of(rule)) for rule in SPOKEN if rule.example or not rule.statuses]
+
+
+def test_each_rule_knows_its_example_and_no_other_knows_it_better() -> None:
+    failures = known_otherwise(EXAMPLES)
+    assert not failures, "\n".join(failures)
+
+
+def test_each_spelling_of_a_rule_is_that_of_a_line_and_no_other_rule_knows_the_line_better() -> None:
+    logs = ROOT / "tests" / "logs"
+    spelled = tomllib.loads((logs / "spellings" / "lines.toml").read_text())
+    lines = [(BY_ID[name], line) for name, its_lines in spelled.items() for line in its_lines]
+    failures = known_otherwise(lines)
+    texts = [line for _, line in (*lines, *EXAMPLES)] + (logs / "example.log").read_text().splitlines()
+    for path in (*logs.glob("*.toml"), logs / "clean" / "runs.toml"):
+        texts += [line for entry in tomllib.loads(path.read_text())["log"] for line in entry["text"].splitlines()]
     for rule in SPOKEN:
-        if rule.example or not rule.statuses:
-            example = rule.example or HOLE.join(literal_pieces(rule)[0]).replace(HOLE, "7")
-            known = best_rule(SPOKEN, example)
-            if known is None or (known.meaning, known.cure) != (rule.meaning, rule.cure):
-                failures.append(f"{rule.id}: {known and known.id} knows it better: {example}")
+        patterns = [HOLE.join(pieces) for pieces in literal_pieces(rule)]
+        alone = [replace(rule, patterns=(pattern,), regexes=()) for pattern in patterns]
+        alone += [replace(rule, patterns=(), regexes=(regex,)) for regex in rule.regexes]
+        dead = [one for one in alone if len(alone) > 1 and not any(map(one.match, texts))]
+        failures += [f"{one.id}: no line has {one.patterns or one.regexes}" for one in dead]
     assert not failures, "\n".join(failures)
 
 
