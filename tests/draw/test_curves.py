@@ -70,12 +70,13 @@ def test_ranks_are_called_after_their_machine(tmp_path):
 
 
 def test_a_run_that_is_not_done_is_drawn_with_its_state(tmp_path, capsys):
-    for state in ("done", "running", "failed", "preempted"):
-        record(tmp_path / state, state)
+    for number, state in enumerate(("done", "running", "failed", "preempted")):
+        record(tmp_path / state, state, test_loss=0.125 + number)
     record(tmp_path / "begun", "running", epochs=0)
     picture = curves(runs.table(tmp_path))
     labels = {text.get_text() for ax in picture.figure.axes for text in ax.texts}
     assert labels == {"2 ranks", "2 ranks, running", "2 ranks, failed", "2 ranks, preempted"}
+    assert picture.figure.get_suptitle().endswith("test loss 0.125"), "of the run that is done"
     for part in ("3 runs not done", "1 failed", "1 running", "1 preempted", "1 run without an epoch left out"):
         assert part in picture.alt and part in picture.figure.get_supxlabel().replace("\n", " ")
     for state in ("running", "failed", "preempted"):  # each alone, by the command

@@ -190,14 +190,25 @@ def test_the_node_has_a_cpu_for_each_of_torchruns_ranks():
 
 
 def test_a_job_asks_to_be_requeued_at_most_ten_times(read, tmp_path):
-    asks = {"srun": f'touch "$REQUEUE_FILE"; {STUBS["srun"]}', "sleep": "true"}
-    asks["scontrol"] = f"[[ $1 == requeue ]] && touch {tmp_path}/asked\n{STUBS['scontrol']}"
     job, asked = Job("try", ("job.py",), requeue=True), {}
     for times in ("9", "10"):
-        read(job, tmp_path / f"run{times}", asks, SLURM_RESTART_COUNT=times)
-        asked[times] = (tmp_path / "asked").exists()
-        (tmp_path / "asked").unlink(missing_ok=True)
-    assert asked == {"9": True, "10": False}
+        asked[times] = requeued(read, job, tmp_path / f"run{times}", SLURM_RESTART_COUNT=times)
+    assert asked == {"9": "45678", "10": ""}
+
+
+def requeued(read, job, folder, **env):
+    """The job that asks to be requeued after its ranks have saved: the number that scontrol gets."""
+    (said := folder.parent / "asked").write_text("")
+    asks = {"srun": f'touch "$REQUEUE_FILE"; {STUBS["srun"]}', "sleep": "true"}
+    asks["scontrol"] = f'[[ $1 == requeue ]] && echo "$2" >{said}\n{STUBS["scontrol"]}'
+    read(job, folder, asks, **env)
+    return said.read_text().strip()
+
+
+def test_a_task_of_an_array_is_requeued_by_the_arrays_number(read, tmp_path):
+    job = Job("try", ("job.py", "{array}"), array=("1", "2"), requeue=True)
+    of_task = {"SLURM_ARRAY_JOB_ID": "45670", "SLURM_ARRAY_TASK_ID": "1"}
+    assert requeued(read, job, tmp_path / "run", **of_task) == "45670_1"
 
 
 def test_pyxis_mounts_the_folder_of_the_runs_in_its_container():

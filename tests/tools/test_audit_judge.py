@@ -31,10 +31,12 @@ from ddp_tools.audit.notes import (
     TimeUp,
     Weights,
     Wrap,
+    differ,
 )
 from ddp_tools.audit.one_rank import compare_with_one_rank
 from ddp_tools.audit.restart import compare_restarted
 
+NAN = float("nan")
 STEPPED = Step(sums=[[1.0, 1.0]])
 DRAWN = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
 OTHERS = [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5]
@@ -294,6 +296,14 @@ def test_replicas_whose_sums_are_equal_are_compared(off, verdict, tmp_path):
         ranks.append([Wrap(at="it.py:1"), begin, end])
     row = rows_of(*ranks)["replicas"]
     assert row.verdict == verdict and ("a different w from" in row.seen) == (verdict == FAIL), row
+
+
+@pytest.mark.parametrize(
+    ("totals", "told"),
+    [((1.0, 1.0), False), ((1.0, 2.0), True), ((1.0, NAN), True), ((NAN, 1.0), True), ((NAN, NAN), False)],
+)
+def test_a_number_that_is_none_differs_from_one_that_is(totals, told):
+    assert differ(*([(total, abs(total))] for total in totals)) == told
 
 
 TESTED = {"begun": "it.py:1", "dataset_size": 10, "complete": True, "batches": 2}

@@ -192,9 +192,9 @@ PREFIXES = {
 
 
 TIMES = {
-    "torch": "[rank{rank}]:[E1122 10:0{minute}:00.123456789 x.cpp:1] {text}",
-    "iso": "[rank{rank}]: 2024-11-22T10:0{minute}:00.123Z {text}",
-    "logging": "[rank{rank}]: [2024-11-22 10:0{minute}:00,123] {text}",
+    "torch": "[rank{rank}]:[E1122 10:0{minute}:00.{tenth}23456789 x.cpp:1] {text}",
+    "iso": "[rank{rank}]: 2024-11-22T10:0{minute}:00.{tenth}23Z {text}",
+    "logging": "[rank{rank}]: [2024-11-22 10:0{minute}:00,{tenth}23] {text}",
 }
 
 
@@ -265,11 +265,12 @@ def test_a_folder_of_logs_is_read_rank_by_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("unit", ["minute", "tenth"])
 @pytest.mark.parametrize("late", [0, 2])
-def test_the_earliest_by_time_is_first_wherever_it_stands(tmp_path: Path, form: str, late: int) -> None:
+def test_the_earliest_by_time_is_first_wherever_it_stands(tmp_path: Path, form: str, unit: str, late: int) -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
-    minutes = {rank: 3 if rank == late else 5 for rank in (0, 1, 2)}
-    lines = [form.format(rank=rank, minute=minutes[rank], text=text) for rank in (1, 0, 2)]
+    times = [{"minute": 5, "tenth": 5} | ({unit: 3} if rank == late else {}) for rank in range(3)]
+    lines = [form.format(rank=rank, text=text, **times[rank]) for rank in (1, 0, 2)]
     verdict = explain(tmp_path, "\n".join(lines))
     assert (verdict.first, verdict.by) == (late, "by time")
 

@@ -23,6 +23,7 @@ from ddp_helpers import ROOT
 from ddp_helpers.cli import main
 from ddp_helpers.rank.scripts.mnist_ddp import Net
 from ddp_tools import PlainError, changes, fits, memory, model_file
+from ddp_tools.cards import DRIVER, gpus_named
 
 LETTERS = model_file.load(f"{ROOT / 'notebooks' / 'letters.py'}:Net")
 WITHIN = 0.05  # some kernels take memory for themselves, and free it
@@ -208,6 +209,12 @@ def test_the_command_tells_what_fits_and_what_would(tmp_path, capsys):
     assert any(line.split()[:2] == ["ZeRO", "8"] and line.endswith("24 GB") for line in table)
     assert cure.startswith("to make it fit 24 GB, 13.4 GB: FSDP2 over 4 GPUs: fully_shard(block)")
     assert "no change makes it surely fit 3 GB" in told["3"][-1]
+
+
+def test_a_size_as_sold_is_the_smallest_card_of_that_size():
+    for name, mib in {"16": 15_360, "24": 23_028, "80": 81_559, "T4": 15_360, "A100-80": 81_920}.items():
+        [gpu] = gpus_named([name])
+        assert gpu.most == mib * 2**20 - DRIVER and gpu.sure < gpu.most, name
 
 
 def test_a_model_that_needs_values_takes_a_real_step(tmp_path, capsys):
