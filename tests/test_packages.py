@@ -1,7 +1,6 @@
-"""What CI installs, and what `.ci/packages` says of it: before it installs, and where something cannot be had."""
+"""What `.ci/packages` says of what it installs: before, and where something cannot be had."""
 
 import os
-import re
 import subprocess
 
 import pytest
@@ -40,14 +39,3 @@ def test_packages_are_named_before_they_are_installed_and_one_that_is_unknown_is
         pytest.skip("only root may install")
     first, *rest = packages(*NEED).stdout.splitlines(keepends=True)
     assert first.endswith(f": {LACKED}\n") and rest[-1].endswith(ADVICE)
-
-
-def test_ci_installs_each_package_without_which_a_test_fails_there():
-    lists = (ROOT / "Makefile").read_text().partition("\nUSED :=")[2]
-    asked = set()
-    for path in [ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py")]:
-        for packages in re.findall(r'fail_in_ci\(f?"[^"]*install ([\w, -]+)"', path.read_text()):
-            asked |= {*re.findall(r"[\w-]+", packages)}
-    others = {"and", "or", "lmod", "chromium-sandbox"}  # modules are there already; chromium brings its sandbox
-    assert others < asked, "the control: all that is asked for is found"
-    assert asked - others <= {*re.findall(r"[\w-]+", lists)}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 import yaml
-from pages import DOCS, GLOSSARY, HOLE, PAGES, README, SEEDS, TRAINERS, TROUBLE, assigned, contents, prose, rows, ways
+from pages import GLOSSARY, HOLE, PAGES, README, SEEDS, TRAINERS, TROUBLE, assigned, contents, prose, rows, ways
 
 from ddp_helpers import ROOT, __version__, cli
 from ddp_helpers.rank import scripts
@@ -25,7 +25,6 @@ PLACE = re.compile(r"\[(\d\d[a-z]?), ([^\]]+)\]\(\.\./(notebooks/[^)]+)\)")
 SAID = tomllib.loads(Path(__file__).with_name("seeds_said.toml").read_text())
 MISTAKES = "Published mistakes"
 POINTS = {name: table for name, table in SAID.items() if name != MISTAKES}
-ALL_POINTS = {"NYU": 47, "ALCF": 39, "Demo": 24, "How-to": 13, "Princeton": 20}  # so that none is lost
 
 
 def headings(number: str) -> set[str]:
@@ -117,10 +116,9 @@ def wrong_places(text: str, header: tuple[str, ...]) -> list[str]:
 
 
 def test_each_row_names_a_heading_that_is_there() -> None:
-    for (name, (text, header)), least in zip(TABLES.items(), (46, 80), strict=True):
+    for name, (text, header) in TABLES.items():
         assert wrong_places(text, header) == [], name
-        [first, *others] = rows(text, *header)
-        assert len(others) + 1 >= least, name
+        first, *_ = rows(text, *header)
         _, heading, _ = PLACE.fullmatch(first[-1]).groups()
         assert wrong_places(text.replace(f", {heading}]", ", Of nobody]", 1), header), name  # the control
 
@@ -152,7 +150,6 @@ def unsaid_points(text: str, said: dict[str, dict]) -> list[str]:
 
 def test_each_point_of_the_seeds_and_each_mistake_stands_where_it_is_said_to_stand() -> None:
     assert unsaid_points(SEEDS, SAID) == []
-    assert {name: len(table) for name, table in POINTS.items()} == ALL_POINTS
     for name, table in POINTS.items():  # the controls: other words, of a point and of a mistake; a row that is gone
         [first, (number, heading, _)] = next(iter(table.items()))
         assert len(unsaid_points(SEEDS, SAID | {name: table | {first: [number, heading, "words of nobody"]}})) == 1
@@ -161,13 +158,6 @@ def test_each_point_of_the_seeds_and_each_mistake_stands_where_it_is_said_to_sta
     [line] = [line for line in SEEDS.splitlines() if f" {first} |" in line]
     assert len(unsaid_points(SEEDS.replace(f"{line}\n", "", 1), SAID)) == 1
     assert len(unsaid_points(SEEDS.replace(f" {first} |", " Another |", 1), SAID)) == 2
-
-
-def test_each_seed_has_points_and_mistakes() -> None:
-    assert re.findall(r"^- \*\*([\w-]+)\*\*, ", SEEDS, re.M) == [*POINTS]
-    cells = [row[0] for row in rows(*TABLES["mistakes"][:1], *TABLES["mistakes"][1])]
-    blamed = {seed for cell in cells for seed in re.match(r"\*(.*?):\* ", cell)[1].split(", ")}
-    assert blamed == {*POINTS, "PyTorch's tutorial series"}
 
 
 def says(text: str, word: str) -> bool:
@@ -184,10 +174,10 @@ def unexplained(text: str) -> list[str]:
     return [f"{word}: {', '.join(at)}" for word, at in places.items() if not says(section(prose(at[0]), at[1]), word)]
 
 
-def test_each_word_of_the_glossary_stands_there_once_and_occurs_where_it_is_said_to_be_explained() -> None:
-    words = [row[0] for row in rows(GLOSSARY, *TABLES["glossary"][1])]
-    assert len(words) == len(set(words)) and unexplained(GLOSSARY) == []
-    assert len(unexplained(GLOSSARY.replace(f"| {words[0]} |", "| zebra |", 1))) == 1  # the control
+def test_each_word_of_the_glossary_occurs_where_it_is_said_to_be_explained() -> None:
+    assert unexplained(GLOSSARY) == []
+    [first, *_], *_ = rows(GLOSSARY, *TABLES["glossary"][1])
+    assert len(unexplained(GLOSSARY.replace(f"| {first} |", "| zebra |", 1))) == 1  # the control
 
 
 # ---- troubleshooting: every message is one that the source has
@@ -238,8 +228,8 @@ def test_every_quoted_message_is_in_the_source() -> None:
     ours = [replace(rule, says_cure=False) for rule in load_rules() if not rule.who and rule.section != SEEN]
     text = troubleshooting.table(ours)
     assert unknown_messages(text) == [] and unknown_messages(TROUBLE) == []
-    [message, *others] = [row[0] for row in rows(text, "message", "cause", "fix")]
-    assert len(others) >= 60 and unknown_messages(text.replace(message, "`nobody says this`", 1))  # the control
+    [message, *_], *_ = rows(text, "message", "cause", "fix")
+    assert unknown_messages(text.replace(message, "`nobody says this`", 1))  # the control
 
 
 # ---- commands and paths that the pages name
@@ -309,29 +299,18 @@ def test_functions_of_scripts_that_a_message_names_are_there() -> None:
     assert named <= {*dir(scripts)}
 
 
-def test_a_page_lists_the_packages_that_make_installs() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    needs = re.findall(r"^(?:USED|TESTED) := (.*)|^.*packages (ensurepip:[^\s;]+)", makefile, re.M)
-    packages = {name for pair in needs for need in "".join(pair).split() for name in need.split(":")[1].split(",")}
-    listed = rows((DOCS / "platforms.md").read_text(), "for what", "Debian packages")
-    named = [name for _, names in listed for name in re.findall(r"`([^`]+)`", names)]
-    assert {*named} == packages and len(named) == len(packages) and {"munge", "chromium", "python3-venv"} < packages
-
-
 def test_the_version_is_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert project["version"] == __version__ == citation["version"]
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys() and citation["cff-version"] == "1.2.0"
     assert citation["license"] == project["license"]
     assert re.search(rf"^## \[(Unreleased|{re.escape(__version__)})\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
 # ---- the instructor's page
 
+PLAN = "from", "what", "minutes"
 NOT_HEADINGS = {"Predict", "Expect"}  # what else stands in italics there, with a capital letter
-NUMBERS = ["Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"]
-TIMES = {word: number for number, word in enumerate(NUMBERS, 2)} | {"Fifteen": 15, "Twenty": 20, "Thirty": 30}
 
 
 def unknown(number: str, text: str) -> list[str]:
@@ -341,35 +320,11 @@ def unknown(number: str, text: str) -> list[str]:
     return [f"{number}: {name}" for name in named if name not in NOT_HEADINGS and not told(number, name, path)]
 
 
-def wrong_plan(plan: list[list[str]]) -> list[str]:
-    """What is wrong with a plan: a sum, a heading, or a row that gives a room less time than a reader is told."""
-    problems, ends = [], None
-    for begins, what, given in plan:
-        now = int(begins[:2]) * 60 + int(begins[3:])
-        if ends not in (None, now):
-            problems.append(f"{begins}: the row before ends at {ends // 60:02}:{ends % 60:02}")
-        ends = now + int(given)
-        if about := re.match(r"(\d\d[a-z]?): ", what):
-            number = about[1]
-            problems += unknown(number, what)
-            needs = []
-            for exercise in re.findall(r"exercise (\d)", what):
-                asked = re.search(rf"^\*\*{exercise}\.\*\* \((\w+) minutes", prose(number), re.M)
-                needs += [TIMES[asked[1]] if asked else 99]
-            problems += [f"{begins}: {given} of {need} minutes" for need in needs if need > int(given)]
-    return problems if plan[-1][1:] == ["End", "0"] else [*problems, "no end"]
-
-
-def test_the_plans_add_up_and_name_headings_and_give_an_exercise_its_time() -> None:
-    lengths = []
-    for title in ("Two hours", "Half a day"):
-        plan = rows(section(TRAINERS, title), "from", "what", "minutes")
-        assert wrong_plan(plan) == [], title
-        lengths.append(sum(int(minutes) for *_, minutes in plan))
-    assert lengths == [120, 210]
-    early = [["09:00", "02: *Two processes*", "10"], ["09:15", "End", "0"]]
-    hasty = [["09:00", "02: *Two processors*, exercise 1", "2"], ["09:02", "End", "0"]]
-    assert len(wrong_plan(early)) == 1 and len(wrong_plan(hasty)) == 2  # the controls
+def test_the_plans_name_headings_of_the_notebooks() -> None:
+    plan = [row for title in ("Two hours", "Half a day") for row in rows(section(TRAINERS, title), *PLAN)]
+    about = [(what[:2], what) for _, what, _ in plan if re.match(r"\d\d: ", what)]
+    assert about and [name for number, what in about for name in unknown(number, what)] == []
+    assert unknown("02", "02: *Two processors*, exercise 1")  # the control
 
 
 def test_the_instructors_notes_name_headings_of_each_notebook() -> None:
@@ -377,7 +332,6 @@ def test_the_instructors_notes_name_headings_of_each_notebook() -> None:
     notes = dict(zip(parts[::2], parts[1::2], strict=True))
     assert list(notes) == list(NOTEBOOKS)
     assert [name for number, note in notes.items() for name in unknown(number, note)] == []
-    assert all(re.search(r"[Ee]xpect", note) and "*" in note for note in notes.values())
     assert unknown("02", notes["03"])  # the control
 
 
@@ -385,9 +339,7 @@ def test_each_answer_of_the_quiz_names_a_heading_that_is_there() -> None:
     text = section(TRAINERS, "The quiz")
     places = PLACE.findall(" ".join(text.split()))
     lost = [(number, heading) for number, heading, path in places if not told(number, heading, path)]
-    core = {number for number in NOTEBOOKS if number.startswith("0")}
-    assert lost == [] and core <= {number for number, *_ in places}
-    assert re.findall(r"^(\d+)\. ", text, re.M) == 2 * [str(number) for number in range(1, 16)]
+    assert lost == []
     number, _, path = places[0]
     assert not told(number, "Of nobody", path)  # the control
 

@@ -69,29 +69,12 @@ def test_the_first_page_leads_into_every_page_and_each_to_its_neighbours(site: P
     links = set(Page(site / "README.html").links)
     assert {page(site, path).relative_to(site).as_posix() for path in NOTEBOOKS} <= links
     assert {f"docs/{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= links
-    for before, after in pairwise(COURSE):
-        assert f'class="next-page" href="{after.stem}.html"' in page(site, before).read_text()
-        assert f'class="prev-page" href="{before.stem}.html"' in page(site, after).read_text()
-
-
-def test_the_contents_begin_with_the_doors(site: Path) -> None:
-    """Who has a script, a failed run or a room to teach finds the way there; *next* on README is for learners."""
-    tree = (site / "docs" / "your-script.html").read_text().split('class="sidebar-tree"')[1].split("</aside>")[0]
-    shown = re.findall(r'caption-text">(.*?)<|class="[a-z ]*reference internal" href="([^"]*)"', tree)
-    captions = [caption for caption, _ in shown if caption]
-    assert captions[:5] == ["Your script", "Fix a run", "Teach", "Learn: the core", "Learn: electives"]
-    assert captions[-1] == "Behind the course" and "../AGENTS.html" in tree
-    before_the_core = [link for _, link in shown[: shown.index(("Learn: the core", ""))] if link]
-    assert before_the_core == [
-        "#",
-        *(
-            f"{name}.html"
-            for name in ("scripts-and-jobs", "troubleshooting", "messages", "tools", "instructors", "participants")
-        ),
-    ]
     first = COURSE[0].with_suffix(".html").relative_to(ROOT)
     assert f'class="next-page" href="{first}"' in (site / "README.html").read_text()
     assert 'class="prev-page" href="../README.html"' in page(site, COURSE[0]).read_text()
+    for before, after in pairwise(COURSE):
+        assert f'class="next-page" href="{after.stem}.html"' in page(site, before).read_text()
+        assert f'class="prev-page" href="{before.stem}.html"' in page(site, after).read_text()
 
 
 def test_no_picture_of_any_page_is_without_words(site: Path) -> None:

@@ -51,7 +51,6 @@ def unsaid(quoted: list[tuple[str, str]]) -> list[str]:
 
 
 def test_the_libraries_have_the_lines_of_the_page_for_gpus() -> None:
-    assert len(quotes(GPUS)) >= 10 and len(quotes_of_rules()) >= 200
     assert unsaid(quotes(GPUS) + quotes_of_rules()) == []
     changed = [(quote.replace(" dump", " jump"), place) for quote, place in quotes(GPUS) if "Received a dump" in quote]
     assert len(unsaid(changed)) == 1, "the control"

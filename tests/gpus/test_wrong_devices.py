@@ -367,17 +367,11 @@ def plan(folder, digits):
 
 
 @pytest.fixture(scope="module")
-def cache(simulated_gpus):
-    """The simulated GPUs of this torch."""
-    return simulated_gpus
-
-
-@pytest.fixture(scope="module")
-def on_gpus(cache, tmp_path_factory, digits):
+def on_gpus(simulated_gpus, tmp_path_factory, digits):
     """What each rank of each program printed on simulated GPUs, and its exit status."""
     folder = tmp_path_factory.mktemp("gpus")
     (asked := folder / "asked.json").write_text(json.dumps(plan(folder, digits)))
-    done = run(cache, [sys.executable, FORKED, DRIVER, asked], gpus=4, memory_mb=512)
+    done = run(simulated_gpus, [sys.executable, FORKED, DRIVER, asked], gpus=4, memory_mb=512)
     assert done.returncode == 0, done.stderr
     return json.loads(asked.read_text())
 
@@ -422,10 +416,6 @@ def test_a_fault_that_gpus_forgive_too_is_known(name, on_cpu, on_gpus):
     assert printed in on_gpus[name][-1][1]
 
 
-def test_the_page_counts_the_faults():
-    assert f"{len(SEEN)} wrong-device faults" in PAGE
-
-
 def test_the_diff_of_the_page_serves_gpus_and_the_cpu_without_a_word_of_cuda(on_cpu, on_gpus):
     code = [line.split("#")[0] for line in replaced(text_of("simple_ddp"), diff_of_the_page()).splitlines()]
     assert not [line for line in code if '"nccl"' in line or "torch.cuda" in line or '"cuda"' in line]
@@ -435,12 +425,12 @@ def test_the_diff_of_the_page_serves_gpus_and_the_cpu_without_a_word_of_cuda(on_
     assert "all 2 ranks hold the same model" in on_gpus[OTHER][0][1]
 
 
-def test_the_job_of_the_page_fails_for_a_tensor_that_stayed_on_the_cpu(cache, tmp_path):
+def test_the_job_of_the_page_fails_for_a_tensor_that_stayed_on_the_cpu(simulated_gpus, tmp_path):
     [job] = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)]
     words = shlex.split(job["jobs"]["two-gpus"]["steps"][-1]["run"])
     assert words[:4] == ["ddp-course", "gpus", "2", "--"] and words[4] == "torchrun"
     path = tmp_path / "train.py"
     path.write_text(replaced(text_of("spirals_ddp"), SEEN["an all-reduce of a CPU tensor"][1]))
     words = [path if word == path.name else word for word in words[5:]]
-    done = run(cache, [sys.executable, "-m", "torch.distributed.run", *words])
+    done = run(simulated_gpus, [sys.executable, "-m", "torch.distributed.run", *words])
     assert done.returncode == 1 and OF_THE_CPU in done.stderr, done.stderr

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from clusters import our_python, program
 from real import LIMIT, THOROUGH, until
-from refusals import one_line, refused
+from refusals import refused
 
 from ddp_helpers import ROOT, jobs
 from ddp_helpers.cli import main
@@ -150,15 +150,6 @@ def test_a_job_of_notebook_11_that_is_cancelled_stays_ended(cluster, tmp_path, m
         jobs.cancel(number)
     until(lambda: not marked_processes(number, "SLURM_JOB_ID"), "nobody who could requeue it")
     assert (end_of(number), restarts(number)) == ("CANCELLED", ["Restarts=0"])
-
-
-def test_what_can_go_on_and_what_cannot_is_said_before_the_queue(job, digits, tmp_path, capsys):
-    text = (job(GOES_ON, requeue=True) / "job.sbatch").read_text()
-    assert "--signal" not in text and "#SBATCH --requeue" in text
-    one_line(capsys.readouterr().err, "mine.py handles no SIGUSR2")
-    words = ["--data", str(digits), "--run-dir", "{run_dir}"]
-    jobs.prepare("mnist_ddp_resumable", words, LOCAL(), tmp_path / "other", requeue=True)
-    assert not capsys.readouterr().err, "the control"
 
 
 def test_a_run_goes_on_by_a_command_and_by_hand_until_it_is_done(cluster, job, capsys):

@@ -165,6 +165,8 @@ def test_a_handler_of_the_warning_counts_in_what_is_imported_and_nowhere_else(pr
     site = jobs.Site.load("local")
     job = jobs.prepare(project / "train.py", ["out"], site, tmp_path / "first", requeue=True)
     assert job.grace == 0 and "If it does, name SIGUSR2" in capsys.readouterr().err, "never/ is not imported"
+    text = (tmp_path / "first" / "job.sbatch").read_text()
+    assert "--signal" not in text and "#SBATCH --requeue" in text
     (project / "layers" / "dense.py").write_text(PROJECT["layers/dense.py"] + HANDLER)
     job = jobs.prepare(project / "train.py", ["out"], site, tmp_path / "second", requeue=True)
     assert job.grace == 120 and "SIGUSR2" not in capsys.readouterr().err

@@ -88,34 +88,27 @@ def test_greene_runs_each_rank_in_its_image_with_the_overlay_read_only():
     assert words[begin + 10 :] == ["bash", "-c", 'source /ext3/env.sh && exec python "$@"', "python", "mnist_ddp.py"]
 
 
-ASKED_OF_ALPINA = """--account=edu/ddp@a100 --partition=gpu-a100,gpu-a100-long --reservation=ddp-course,ddp-reserve
---mem=0 --constraint=a100&!old --gres=gpu:a100:2,nvme:100G --cpus-per-task=16 --time=01:00:00 --hint=nomultithread
---licenses=scratch@alpina --switches=1@00:10:00 --export=NONE --wckey=ddp --ntasks-per-node=2 --nodes=2"""
-
-
-def test_all_that_an_imaginary_cluster_has_can_be_said(tmp_path):
+def test_a_sites_srun_options_come_first_then_its_container_and_its_python(tmp_path):
     site = Site.load(ALPINA)
-    job = Job("a", ("mnist_ddp.py",), 2, 2, 2, cpus_per_rank=site.cpus_per_rank, time=site.time)
-    text = render(job, site, tmp_path / "run")
-    assert {*ASKED_OF_ALPINA.split()} <= {*re.findall(r"^#SBATCH (\S+)", text, re.M)}
-    steps = text.partition("\nfailed() {")[2].partition("\n\n")[0].splitlines()[1:]
-    assert [step.partition(" || failed ")[0] for step in steps] == [*site.setup]
-    [command] = re.findall(r"^srun (?:.*\\\n)*.*", text, re.M)
+    [command] = re.findall(r"^srun (?:.*\\\n)*.*", render(Job("a", ("x.py",)), site, tmp_path / "run"), re.M)
     words = [line.strip(" \\") for line in command.splitlines()]
     assert words[1:3] == [site.srun, site.container] and words[4] == site.python
-    assert f"\nruns={tmp_path}\ncourse={shlex.quote(str(ROOT))}\n" in text
 
 
 # ---- bad files
 
-SLIPS = {"sbatches": "sbatch", "set_up": "setup", "containers": "container", "Gpus": "gpus"}
 # What stands in a site file, and what is told of it. What a command tells of such files is in test_commands.
-BAD = {f'{slip} = "x"': f"{slip!r} is not known: did you mean {key}?" for slip, key in SLIPS.items()}
-BAD |= {f"cpus_per_rank = {value}": "give a whole number" for value in ('"16"', "true", "1.5", "[16]", "-1", "0")}
-BAD |= dict.fromkeys(("description = 5", "gpus = ['a']", "python = 2026-01-01", "srun = {}"), "give a text")
-BAD |= dict.fromkeys(("sbatch = [1]", "sbatch = {x = 1}", 'setup = "module purge"'), "give a list of texts")
-BAD |= {'account = "a"': "sbatch = ['--account=…']"}
-BAD |= dict.fromkeys(("sbatch = ['mem=32G']", "sbatch = ['--mem', '32G']"), "an option begins with --")
+BAD = {
+    'sbatches = "x"': "'sbatches' is not known: did you mean sbatch?",
+    'account = "a"': "sbatch = ['--account=…']",
+    'cpus_per_rank = "16"': "give a whole number",
+    "cpus_per_rank = true": "give a whole number",
+    "cpus_per_rank = 0": "give a whole number",
+    "description = 5": "give a text",
+    "sbatch = [1]": "give a list of texts",
+    'setup = "module purge"': "give a list of texts",
+    "sbatch = ['--mem', '32G']": "an option begins with --",
+}
 
 
 @pytest.mark.parametrize("text", BAD)
@@ -176,7 +169,7 @@ def test_each_key_changes_the_job_file(key):
 
 def test_a_site_without_gpus_asks_for_none_and_its_ranks_stay():
     text = render(Job("a", ("x.py",), ranks_per_node=4, gpus_per_node=4), Site("a", gpus=""), "run")
-    assert "gpu:" not in text and "--gpus" not in text and "\n#SBATCH --ntasks-per-node=4 " in text
+    assert not re.search("^#SBATCH .*gpu", text, re.I | re.M) and "\n#SBATCH --ntasks-per-node=4 " in text
 
 
 # ---- the learner
@@ -191,10 +184,5 @@ def test_a_learners_own_file_counts_more_than_the_shared_one_but_for_the_local_s
     assert site.admission[-2:] == ["--account=physics", "--partition=debug"] and site.python == "mine"
     assert "--qos=teaching" in site.admission and "--exclude=gpu07" in site.sbatch
     assert Site.load("local").sbatch == ("--partition=course",)
-    for text, named in {
-        'sbach = ["a"]': ["'sbach'", " sbatch?"],
-        'sbatch = "a"': ["list of texts"],
-        "a": ["TOML"],
-    }.items():
-        own.write_text(text)
-        refused(Site.load, "classroom", named=[f"site file {str(own)!r}", *named])
+    own.write_text("a")
+    refused(Site.load, "classroom", named=[f"site file {str(own)!r}", "TOML"])

@@ -7,7 +7,6 @@ import shutil
 import socket
 from argparse import Namespace
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
 import torch
@@ -115,21 +114,6 @@ def test_what_is_wrong_with_rank_1_only_is_in_rank_0s_table(examined, tmp_path, 
     assert list(tmp_path.iterdir()) == [data]
 
 
-def test_damaged_data_and_a_folder_that_cannot_be_written_are_red(examined, tmp_path, digits):
-    data = shutil.copytree(digits, tmp_path / "data")
-    images = data / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    flipped = bytearray(images.read_bytes())
-    flipped[-1] ^= 1
-    images.write_bytes(flipped)
-    [(status, said)] = examined((0, ["--data", data, "--run-dir", tmp_path / ("x" * 300)]), size=1)
-    red_rows = red(said)
-    assert status == 1 and list(red_rows) == ["data", "run folder"]
-    seen, cure = red_rows["run folder"]
-    assert "File name too long" in seen and "--run-dir" in cure
-    assert f"{images} is cut short or damaged" in red_rows["data"][0]
-    assert list(tmp_path.iterdir()) == [data]
-
-
 def without(text):
     """The red rows of the table where some ranks are missing."""
     rows, last = rows_of(text.splitlines())
@@ -222,7 +206,6 @@ def test_a_rank_that_dies_on_the_way_is_named_and_holds_nobody(examined, tmp_pat
 
 
 A, B, BOTH = {"gpus": "A"}, {"gpus": "B"}, {"gpus": "AB"}
-GIVEN = {"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}
 TORCHRUN = {"env": {"TORCHELASTIC_RUN_ID": "1"}}
 OLD_DRIVER = {"trouble": RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease")}
 ONE, TWO = {"host": "one", "local_rank": 0}, {"host": "two", "local_rank": 0}
@@ -231,14 +214,12 @@ DOCKER = 64 * 2**20
 SALLOC = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}
 # check, ranks, what the row must say; first what is right, then what is wrong with it.
 RIGHT = {
-    "two ranks": ("ranks", [{}, {}], "2 ranks on 1 host, started by env"),
     "two hosts": ("ranks", [ONE, TWO], "2 ranks on 2 hosts"),
     "one task": ("ranks", [{"launcher": "slurm", "env": {"SLURM_NTASKS": "1"}}], "1 rank on 1 host, started by slurm"),
     "a GPU each": ("devices", [BOTH, BOTH], "cuda:0; cuda:1"),
     "a hidden GPU each": ("devices", [A, B], "cuda:0"),  # each task is shown one GPU, its cuda:0
     "one number on two hosts": ("devices", [A | ONE, A | TWO], "cuda:0"),
     "no GPU": ("devices", [{}, {}], "cpu"),
-    "one version": ("versions", [{}, {}], f"torch {torch.__version__}, torchvision 1"),
     "a CPU each": ("cpus", [{}, {}], "each rank's own: 1"),
     "two CPUs for two": ("cpus", [SHARED, SHARED], "each rank's own: 1"),
     "two nodes on one machine": (
@@ -271,20 +252,7 @@ WRONG = {  # check, ranks, the beginning of what was seen, a part of the cure
     "a GPU for one": ("devices", [A, {}], "rank 1: no GPU, but other ranks have one", "--no-cuda"),
     "too few GPUs": ("devices", [BOTH] * 3, "rank 2: local rank 2 has no GPU (2 here)", "a GPU for each task"),
     "one GPU under torchrun": ("devices", [A | TORCHRUN] * 2, "rank 1: local rank 1 has no GPU (1 here)", "--no-cuda"),
-    "a torch without": (
-        "devices",
-        [GIVEN],
-        f"rank 0: GPU 0,1 is given, but torch {torch.__version__} sees none",
-        "a torch built for it",
-    ),
     "too old a driver": ("devices", [A | OLD_DRIVER], "rank 0: the CPU is used, and not the GPU: The NVIDIA", "torch"),
-    "too old a driver for what was given": (
-        "devices",
-        [A | OLD_DRIVER | GIVEN] * 2,
-        "all ranks: GPU 0,1 is given, but The NVIDIA driver on your system is too old (found version 12020).",
-        "--no-cuda",
-    ),
-    "two versions": ("versions", [{}, {"version": "2"}], "rank 1: python", "one environment"),
     "one CPU for two": ("cpus", [{}, {"first": 0}], "all ranks: CPUs of its own: 0", "fewer ranks per node"),
     "a worker too many": ("cpus", [{"workers": 1}] * 2, "all ranks: CPUs of its own: 1", "fewer --num-workers"),
     "no number": ("cpus", [{"env": {"SLURM_CPUS_PER_TASK": "two"}}], "rank 0: invalid literal", "--cpus-per-task"),
@@ -335,22 +303,8 @@ def test_a_row_is_red_with_the_rank_and_a_cure(case):
     assert row[1].startswith(seen) and row[2] and cure in row[2], row
 
 
-def folder_of(folder, rank=0, **plan):
-    """What the row of the run folder says of a rank, given rank 0's plan, or made as rank 0 makes it."""
-    case = Case("single", rank, rank, 1, Namespace(run_dir=folder))
-    case.plan = plan or checks.make_plan(case, {0: {"devices": (["", "cpu"], "")}})
-    seen, trouble = capture(lambda: checks.find_folder(case))
-    Path(case.plan["file"] or "nowhere").unlink(missing_ok=True)
-    return seen, trouble
-
-
-def test_a_run_folder_that_cannot_be_or_that_each_node_has_for_itself_is_red_and_nothing_is_left(tmp_path):
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
-        _, trouble = folder_of(folder)
-        assert str(folder) in trouble and "Not a directory" in trouble
-    _, trouble = folder_of(tmp_path, 1, file=str(tmp_path / ".doctor-elsewhere"), trouble="")
+def test_a_run_folder_that_each_node_has_for_itself_is_red(tmp_path):
+    case = Case("single", 1, 1, 2, Namespace(run_dir=tmp_path))
+    case.plan = {"file": str(tmp_path / ".doctor-elsewhere"), "trouble": ""}
+    _, trouble = capture(lambda: checks.find_folder(case))
     assert str(tmp_path) in trouble and "rank 0" in trouble
-    new = tmp_path / "new" / "runs"
-    seen, trouble = folder_of(new)
-    assert str(new) in seen and trouble == "" and [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -5,7 +5,6 @@ import json
 import pytest
 from run_folders import write_run
 
-from ddp_helpers import ROOT
 from ddp_helpers.records import runs, scaling
 
 FOUR = {"world_size": 4, "ranks": [{"local_rank": rank % 2, "device": "cpu"} for rank in range(4)]}
@@ -31,6 +30,12 @@ ROWS = {
     "one rank": (B64, {"device": "cpu"}, None, (1, 1, 64, 64, "strong")),
     "own, in a job": (B64, TWO, JOB, (2, 2, 32, 64, "strong")),
     "own, its job says how many": (B64, {"device": "cpu"}, JOB, (2, 2, 32, 64, "strong")),
+    "the same, as of before December 2026": (
+        B64,
+        {"device": "cpu"},
+        {"job": {"nodes": 2, "tasks_per_node": 1}},
+        (2, 2, 32, 64, "strong"),
+    ),
     "own, without a job": (B64, TWO, None, (2, None, 32, 64, "strong")),
     "own, said where it ran": ({"bs": 16}, TWO | {"global_batch_size": 32}, None, (2, None, 16, 32, "strong")),
     "own, nothing said": ({"bs": 16}, TWO, None, (2, None, None, None, "strong")),
@@ -43,15 +48,6 @@ def test_nodes_and_batch_are_right_or_empty(case, tmp_path):
     spec, env, job, expected = ROWS[case]
     row = runs.read_run(write_run(tmp_path / "a", spec=spec, env=env, job=job)).row()
     assert tuple(row[name] for name in ("world_size", "nodes", "batch_per_rank", "global_batch", "scaling")) == expected
-
-
-def test_the_records_of_the_course_keep_their_meaning():
-    table = runs.table(ROOT / "notebooks" / "results" / "two_cpu_cores").drop_duplicates("run")
-    for row in table.to_dict("records"):
-        kind, shape, *_ = row["run"].split("-")
-        nodes, ranks = map(int, shape.split("x"))
-        assert (row["scaling"], row["nodes"], row["world_size"]) == (kind, nodes, nodes * ranks)
-        assert row["global_batch" if kind == "strong" else "batch_per_rank"] == 64
 
 
 def test_any_name_of_an_epoch_is_a_column_and_a_metric_but_counts_seconds_and_flags(tmp_path):
