@@ -78,6 +78,8 @@ def test_two_ranks_are_green_and_rank_0_says_it(examined, tmp_path):
     assert (status, other) == (0, (0, "")) and red(said) == {}
     rows, _ = rows_of(said.splitlines())
     assert "2 ranks on 1 host" in rows["ranks"][1] and "right sums" in rows["all-reduce"][1]
+    ms, busbw = map(float, re.search(r"16 MB ([\d.e+]+) ms; busbw ([\d.]+) GB/s", rows["all-reduce"][1]).groups())
+    assert busbw == pytest.approx(2**24 / ms / 1e6, rel=0.01, abs=0.006), "each rank sends and receives all bytes once"
     assert f"torch {torch.__version__}" in rows["versions"][1] and list(tmp_path.iterdir()) == []
 
 

@@ -75,6 +75,12 @@ def test_gamma_is_the_factor_of_the_learning_rate_after_each_epoch(script, digit
     assert weight_distance(weights["one"], weights["control"]) > 1e-3
 
 
+def test_the_wait_for_data_is_the_mean_over_the_ranks(digits, tmp_path):
+    waits = changed(tmp_path, ('metrics["data_seconds"] = waited', 'metrics["data_seconds"] = 1.0 + dist.get_rank()'))
+    assert trained(waits, tmp_path, 2, "--data", digits).statuses == [0, 0]
+    assert runs.read_run(tmp_path / "run").epochs[0]["data_seconds"] == 8 * 1.5, "of 8 batches"
+
+
 def test_ranks_leave_a_complete_record_and_each_says_where_it_is(script, digits, tmp_path):
     ran = trained(script, tmp_path, 2, "--data", digits, "--test-batch-size=30", "--log-interval=2")
     assert ran.statuses == [0, 0], ran.said

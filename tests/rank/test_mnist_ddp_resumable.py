@@ -115,6 +115,20 @@ def test_a_checkpoint_that_cannot_be_read_now_is_no_damage(matrix):
     matrix.must_resume_equal(folder)
 
 
+def test_the_seconds_of_an_epoch_are_those_of_all_its_attempts(matrix):
+    folder = matrix.fresh("seconds")
+    matrix.train(folder, fault=(1, "SIGUSR2", "step", 13))
+    for path in (folder / "run" / "checkpoints").glob("step-*.pt"):
+        checkpoint = torch.load(path, weights_only=True)
+        assert 0 < checkpoint["progress"]["seconds"] < 1000
+        checkpoint["progress"]["seconds"] += 1000
+        torch.save(checkpoint, path)
+    assert matrix.train(folder).statuses == [0, 0]
+    first, second = runs.read_run(folder / "run").epochs
+    assert 1000 < first["seconds"] < 2000 and second["seconds"] < 1000
+    assert first["images_per_second"] == pytest.approx(first["train_samples"] / first["seconds"])
+
+
 def test_a_run_that_is_done_stays_done_and_more_epochs_go_on_from_it(matrix):
     folder, longer = matrix.fresh("done"), matrix.fresh("longer")
     assert matrix.train(folder).statuses == [0, 0]
