@@ -179,6 +179,14 @@ ENDLESS = {
     "stubborn": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(9999)",
     "noisy": "while True:\n    print('x')  # faster than anyone can read",
     "silent": "import os, time\nprint('the last word', flush=True)\nos.close(1)\nos.close(2)\ntime.sleep(9999)",
+    "survived by its child": """import os, signal, subprocess, time
+
+def told(*_):
+    subprocess.Popen(["sleep", "9999"], start_new_session=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, told)
+time.sleep(9999)""",
 }
 
 
