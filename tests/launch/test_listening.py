@@ -7,11 +7,12 @@ import re
 import psutil
 import pytest
 import torch.distributed as dist
-from real import LIMIT, THOROUGH
+from real import LIMIT, THOROUGH, need_launcher
 
 from ddp_helpers.launch import launch
 from ddp_helpers.launch.forked_call import on_ranks
 from ddp_helpers.lessons.run_script import LearnerRun, wait_for_runs
+from ddp_tools.one_machine import LOOPBACK
 from ddp_tools.rendezvous import TCPStore
 
 
@@ -73,6 +74,14 @@ def test_a_launch_listens_on_this_machine_alone(ranks, script):
     path, note = script
     launch.run(path, note, ranks=ranks, timeout=LIMIT)
     assert json.loads(note.read_text()) == HERE
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "python"])
+def test_ranks_of_other_launchers_are_told_to_listen_there(launcher, tmp_path, request):
+    need_launcher(request, launcher)
+    (path := tmp_path / "says.py").write_text("import os\nprint(os.environ['GLOO_SOCKET_IFNAME'])")
+    [(_, interface)] = launch.run(path, ranks=1, launcher=launcher, timeout=LIMIT).lines
+    assert interface == LOOPBACK
 
 
 def test_a_script_that_an_exercise_runs_listens_on_this_machine_alone(script):
