@@ -176,13 +176,13 @@ _OWN_ROWS = "own.grad = weight.grad.flatten().chunk(size)[rank].clone()\n"
 _LAYER = _planted(
     "shard_layer",
     ("    layer.register_forward_pre_hook(gather)\n", "", "A weight was used while it had no memory"),
-    ("    layer.register_full_backward_pre_hook(gather)\n", "", "A weight was used while it had no memory"),
-    ("    layer.register_forward_hook(free)\n", "", "Free it with weight.untyped_storage()"),
     (
         "        weight.grad = None\n        free()\n",
         "        weight.grad = None\n",
         "Free it with weight.untyped_storage()",
     ),
+    ("    layer.register_full_backward_pre_hook(gather)\n", "", "A weight was used while it had no memory"),
+    ("    layer.register_forward_hook(free)\n", "", "Free it with weight.untyped_storage()"),
     ("        weight.grad = None\n", "", "layer.weight.grad after backward:"),
     ("    free()\n    return own", "    return own", "Free it with weight.untyped_storage()"),
     ("        own.grad /= size\n", "", "is 2 times what it should be: a sum over"),

@@ -1,6 +1,7 @@
 """The memory and bytes that notebooks 14 and 15 count, in one process and on two ranks, and what they draw of it."""
 
 import re
+import sys
 
 import pandas as pd
 import pytest
@@ -136,6 +137,29 @@ def test_what_is_counted_of_ddp_and_fsdp2_is_what_a_count_by_hand_gives(monkeypa
     }
     for way, kinds in by_hand.items():
         assert memory[way] == pytest.approx(kinds, rel=0.07), way
+
+
+def sent_in_a_step(sends):
+    """The bytes that a step of this rank sends, which all-reduces a number or talks to nobody."""
+
+    def make():
+        model = nn.Linear(2, 1)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def take_step(model, optimizer, inputs, targets):
+        F.mse_loss(model(inputs), targets).backward()
+        if sends:
+            dist.all_reduce(torch.ones(1))
+        optimizer.step()
+
+    batches = [(torch.ones(4, 2), torch.ones(4, 1))] * 3
+    return measure.measure_methods({"one": (make, take_step)}, batches)["one"]["sent"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes of a socket")
+def test_what_a_step_sends_is_its_own_bytes_alone():
+    assert forked_call.on_ranks(2, lambda: sent_in_a_step(False), patience=LIMIT) == [0, 0]
+    assert min(forked_call.on_ranks(2, lambda: sent_in_a_step(True), patience=LIMIT)) > 0, "the control"
 
 
 # ---- float16 and its scaler, which 15 names in a fold

@@ -94,3 +94,13 @@ def test_told_to_stop_and_killed_in_torch_save(changes, preempt, torn, tmp_path,
     for name, (verdict, words) in {"preempt": preempt, "torn save": torn}.items():
         assert rows[name]["verdict"] == verdict, rows[name]
         assert words in rows[name]["seen"] + rows[name]["cure"], rows[name]
+
+
+def test_an_audit_replaces_one_that_had_more_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "launch", launch)
+    (script := tmp_path / "mine.py").write_text(replaced(SOUND, [(HANDLER, "")]))
+    words = ["audit", str(script), "--folder", str(tmp_path / "its")]
+    main([*words, "--preempt"])
+    assert len([*(tmp_path / "its").iterdir()]) > 2, "the control: it made more than work and notes"
+    (tmp_path / "its" / "notes" / "output.log").touch()  # which ranks that are forked do not write
+    assert main(words) != 2
