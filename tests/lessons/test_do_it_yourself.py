@@ -165,18 +165,21 @@ def test_a_text_that_cannot_be_run_is_told_so():
 # ---- a script that survives a kill
 
 SURVIVOR = exercise_called("my_resumable_script")
-RESTORED = "    restore(checkpoints, parts, progress)\n"
-ROUNDED = "    for weights in model.parameters():\n        weights.data.mul_(1 + 1e-6)\n"
-FORGOTTEN = {  # what is taken from the solution, what stands there instead, and what is told
-    "everything": (RESTORED, "", "started with epoch 1"),
-    "the last bits": (RESTORED, RESTORED + ROUNDED, "the weights differ by"),
+RESTORED, SAVED = "    restore(checkpoints, parts, progress)\n", "        torch.save(model.cpu().state_dict(), "
+OFF = "        for weights in model.parameters():\n            weights.data.mul_(1 + 1e-6 * resumed)\n"
+FORGOTTEN = {  # what is changed in the solution, and what is told
+    "everything": ([(RESTORED, "")], "started with epoch 1"),
+    "the last bits": (
+        [(RESTORED, f"{RESTORED}    resumed = progress['step'] > 0\n"), (SAVED, OFF + SAVED)],
+        "the weights differ by",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", FORGOTTEN)
 def test_what_a_script_forgets_in_a_kill_is_told(what, tmp_path):
-    line, instead, told = FORGOTTEN[what]
-    text, script = (ROOT / "notebooks" / "spirals_resumable.py").read_text(), tmp_path / "mine.py"
-    assert text.count(line) == 1
-    script.write_text(text.replace(line, instead))
+    changes, told = FORGOTTEN[what]
+    (script := tmp_path / "mine.py").write_text(
+        replaced((ROOT / "notebooks" / "spirals_resumable.py").read_text(), changes)
+    )
     assert told in SURVIVOR.verdict(lambda: script)
