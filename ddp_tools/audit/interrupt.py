@@ -109,6 +109,8 @@ def _wait_for_deaths(pids: list[int]) -> None:
     Without it the rank might leave before it learns of a worker's death. It leaves their statuses
     for the loader, which raises on SIGCHLD, here.
     """
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        return time.sleep(1 if pids else 0)
     end = time.monotonic() + 5
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     for pid in pids:
