@@ -60,7 +60,7 @@ _RING = _planted(
     ),
     # all receive first
     ((_RECEIVE, "        sending = dist"), ("", f"{_RECEIVE}        sending = dist"), "All wait for a message"),
-    ("arrived, (rank - 1)", "arrived, (rank + 1)", "Sends have begun"),
+    ("arrived, (rank - 1)", "arrived, (rank + 1)", "Sends have started"),
     ("    rank, size", "    while True:\n        pass\n    rank, size", "does a loop end?"),
     ("        sending.wait()\n", "", "Keep what isend and irecv return"),
     ("dist.recv(", "dist.irecv(", "Keep what isend and irecv return"),
@@ -342,7 +342,7 @@ _PIPELINE = _planted(
     ("            x.requires_grad_()\n", "", "needs requires_grad_()"),
     ("held.pop(0)", "held.pop(0 if rank else -1)", "4 micro-batches: the gradient of 0.weight"),
     ("y.backward(gradient)", "y.backward()", "Only the last stage has a loss"),
-    ("y.backward(gradient)", "y.detach().backward(gradient)", "The graph is cut"),
+    ("y.backward(gradient)", "y.detach().backward(gradient)", "The graph is detached"),
     (_SEND_FORWARD, "isend(y.detach(), rank + 2)", "ValueError: isend names rank 2"),
     ("size - 1 - rank, count", "rank, count", "does each rank receive"),
     ("    for sending in sends:\n        sending.wait()", "", "Keep what isend and irecv return"),
@@ -564,7 +564,7 @@ _REST = _planted(
     "rest",
     (" // sampler.num_replicas", "", "`done` counts the samples of all ranks"),
     ("    sampler.set_epoch(epoch)\n", "", "the order of a different epoch"),
-    ("[done // sampler.num_replicas :]", "[: done // sampler.num_replicas]", "done already"),
+    ("[done // sampler.num_replicas :]", "[: done // sampler.num_replicas]", "samples are done"),
 )
 _READER, _ROW = "rank * num_workers + worker_id", "n, world_size * num_workers)"
 _CHUNK = f"list(range(n))[({_READER}) * (n // readers) :][: n // readers]"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from changed_text import replaced
 from faults.ranks import run as forked
-from real import fail_in_ci, need_launcher, weekly, without_helpers
+from real import LIMIT, fail_in_ci, need_launcher, weekly, without_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -121,7 +121,8 @@ def test_on_real_mnist_two_ranks_reach_98_per_cent_where_the_helpers_cannot_be_i
 ):
     need_launcher(request, launcher)
     flags = ["--data", mnist, "--epochs", 1, "--no-cuda", "--run-dir", tmp_path / "run"]
-    result = launch.run(script, *flags, ranks=2, launcher=launcher, env=without_helpers(tmp_path))
+    env, limit = without_helpers(tmp_path), 3 * LIMIT  # minutes for two ranks that share their CPUs with other tests
+    result = launch.run(script, *flags, ranks=2, launcher=launcher, timeout=limit, env=env)
     run = runs.read_run(tmp_path / "run")
     assert (run.state, run.problems, run.env["dataset"]) == ("done", [], "MNIST")
     assert run.epochs[0]["test_samples"] == 10_000 and run.epochs[0]["test_accuracy"] >= 0.98
