@@ -67,7 +67,8 @@ def job_file(text_for: Answer) -> list[str]:
         tasks = _run_job(text := text_for(nodes, gpus))
         ranks, local_ranks = ([task[name] for task in tasks] for name in ("rank", "local_rank"))
         addresses = {task["address"] for task in tasks}
-        by_number = "127.0.0.1" in str(text)  # right only if Slurm gave it
+        # The local nodes have this address, so it is right if Slurm gave it, and wrong if written.
+        by_number = bool(re.search(r"""=['"]?127\.""", str(text)))
         meet = len(addresses) == 1 and not addresses & {"", "localhost", None} and not by_number
         seen = {"ranks": ranks, "local ranks": local_ranks, "meet": meet}
         local = [*range(gpus)] * nodes
