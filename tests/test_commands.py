@@ -36,6 +36,7 @@ JOB = {
     "no text": (["BINARY"], ["binary.py", "fix it"]),
     "nested too deeply": (["DEEP"], ["deep.py", "fix it"]),
     "no file but a pipe": (["FIFO"], ["fifo.py", ".py"]),
+    "no file but a folder": (["FOLDER"], ["folder.py", ".py"]),
     "a name with a space": (["SPACED"], ["my script.py", "letters"]),
     "no such person": (["~nosuchuser/x.py"], ["'~nosuchuser/x.py'", "home"]),
     # the run folder
@@ -65,7 +66,10 @@ JOB_RIGHT = {
 # By the command that makes a job; each wrong value of a file is in test_site, each wrong name in test_fuzz_jobs.
 SITE = {
     "a slip": (["SLIP"], ["slip.toml", "'sbach'", "sbatch"]),
-    "no site": (["nowhere"], ["'nowhere'", "local", ".toml"]),
+    **{
+        f"no site {name!r}": ([name], [repr(name), "local", ".toml"])
+        for name in ("nowhere", "FOLDER.toml", "FIFO.toml")
+    },
 }
 
 COMMAND = {
@@ -74,6 +78,7 @@ COMMAND = {
     "no path": (["script", "mnist_ddp"], ["path"]),
     "one word too many": (["script", "mnist_ddp", "x.py", "more"], ["more", "--help"]),
     "below a file": (["script", "simple_ddp", "FILE/x.py"], ["file/x.py", "another path"]),
+    "in the place of a folder": (["script", "simple_ddp", "FOLDER"], ["folder.py", "another path"]),
     "data into a file": (["data", "FILE"], ["file", "another folder"]),
     "no site to ask, by its old name": (["ready", "nowhere"], ["Slurm", "slurm/cluster up"]),
     "no site to ask": (["check-site", "nowhere"], ["Slurm", "slurm/cluster up"]),
@@ -121,8 +126,10 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "slip.toml").write_text('sbach = ["a"]')
     (tmp_path / "binary.py").write_bytes(b"\x7fELF\xff\x00")
-    (tmp_path / "runs" / "taken").mkdir(parents=True)
-    os.mkfifo(tmp_path / "fifo.py")
+    for name in ("folder.py", "FOLDER.toml", "runs/taken"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("fifo.py", "FIFO.toml"):
+        os.mkfifo(tmp_path / name)
     taken = [f"runs/taken/{name}" for name in ("job.json", "spec.json", "metrics.jsonl")]
     for name in ("file", "runs/file", *taken):
         (tmp_path / name).write_text("precious\n")
@@ -133,7 +140,7 @@ def desk(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     for module in (jobs, script_jobs):
         monkeypatch.setattr(module, "run_folder", lambda root, *names: run_folder(tmp_path / "runs", *names))
     named = {"MINE": "mine.py", "BAD": "bad.py", "DEEP": "deep.py", "SPACED": "my script.py", "BINARY": "binary.py"}
-    named |= {"FIFO": "fifo.py", "FILE": "file", "SLIP": "slip.toml"}
+    named |= {"FIFO": "fifo.py", "FOLDER": "folder.py", "FILE": "file", "SLIP": "slip.toml"}
     return {word: str(tmp_path / name) for word, name in named.items()} | {"DATA": str(digits)}
 
 

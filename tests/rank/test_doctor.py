@@ -7,6 +7,7 @@ import shutil
 import socket
 from argparse import Namespace
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -305,8 +306,22 @@ def test_a_row_is_red_with_the_rank_and_a_cure(case):
     assert row[1].startswith(seen) and row[2] and cure in row[2], row
 
 
-def test_a_run_folder_that_each_node_has_for_itself_is_red(tmp_path):
-    case = Case("single", 1, 1, 2, Namespace(run_dir=tmp_path))
-    case.plan = {"file": str(tmp_path / ".doctor-elsewhere"), "trouble": ""}
-    _, trouble = capture(lambda: checks.find_folder(case))
+def folder_of(folder, rank=0, **plan):
+    """What the row of the run folder says of a rank, given rank 0's plan, or made as rank 0 makes it."""
+    case = Case("single", rank, rank, 1, Namespace(run_dir=folder))
+    case.plan = plan or checks.make_plan(case, {0: {"devices": (["", "cpu"], "")}})
+    seen, trouble = capture(lambda: checks.find_folder(case))
+    Path(case.plan["file"] or "nowhere").unlink(missing_ok=True)
+    return seen, trouble
+
+
+def test_a_run_folder_that_cannot_be_or_that_each_node_has_for_itself_is_red_and_nothing_is_left(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
+        _, trouble = folder_of(folder)
+        assert str(folder) in trouble and "Not a directory" in trouble
+    _, trouble = folder_of(tmp_path, 1, file=str(tmp_path / ".doctor-elsewhere"), trouble="")
     assert str(tmp_path) in trouble and "rank 0" in trouble
+    new = tmp_path / "new" / "runs"
+    seen, trouble = folder_of(new)
+    assert str(new) in seen and trouble == "" and [path.name for path in tmp_path.iterdir()] == ["file"]
