@@ -39,6 +39,8 @@ FIRST_FAILED = re.compile(
 )
 LAST_LINES = 8  # last lines of a failed rank that its error shows
 TRACEBACK = "Traceback (most recent call last):"
+# What fails while Python exits, a worker that torch ends for one, comes after why the rank failed.
+IGNORED = re.compile(rf"^Exception ignored .*\n{re.escape(TRACEBACK)}\n(?: .*\n)*.*\n", re.M)
 
 
 @dataclass
@@ -131,7 +133,8 @@ def failure_report(launch: Launch, reason: str) -> str:
     if first_failed := FIRST_FAILED.search("\n".join(launch.of(""))):
         rank = next(number for number in first_failed.groups() if number)
     source = f"rank {rank}" if rank else "the launcher"
-    return f"{reason}; the last lines of {source}:\n" + "\n".join(_last_lines(launch.of(rank)))
+    said = IGNORED.sub("", "".join(f"{line}\n" for line in launch.of(rank)))
+    return f"{reason}; the last lines of {source}:\n" + "\n".join(_last_lines(said.splitlines()))
 
 
 def _last_lines(lines: list[str]) -> list[str]:

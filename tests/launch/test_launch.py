@@ -120,6 +120,21 @@ def test_the_failing_rank_is_named_with_its_last_lines(launcher, script, tag, re
     assert not left(tag)
 
 
+AT_EXIT = """
+import atexit
+def deep(calls):
+    return deep(calls - 1) if calls else {}["gone at exit"]
+atexit.register(deep, 9)
+raise ValueError("meant to fail")
+"""
+
+
+def test_the_last_lines_are_of_the_failure_not_of_what_fails_at_exit(script, tag):
+    with pytest.raises(launch.LaunchError) as error:
+        launch.run(script(AT_EXIT), ranks=1, timeout=LIMIT, env=tag)
+    assert str(error.value).splitlines()[-1] == "ValueError: meant to fail"
+
+
 # What mpirun prints last, recorded with Open MPI 4.1.4 and 5.0.7, since a machine has one of them; and what it puts
 # between a line and its mark.
 LAST_WORDS = {
