@@ -3,17 +3,23 @@
 // As on a GPU, work that is captured is not done. It is played back one after the other.
 #include "simulated.h"
 
+#include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 
 namespace simulated {
 
-using Recorded = std::vector<std::function<void()>>;
+using Object = std::shared_ptr<void>;  // what a graph keeps: freed with the last graph that has it
+struct Recorded {
+  std::vector<std::function<void()>> work;
+  std::vector<Object> kept;
+};
 
 struct Capture {
   unsigned long long id = 0;
   std::set<cudaStream_t> streams;  // none: nothing is captured
-  Recorded work;
+  std::unique_ptr<Recorded> graph;
   bool is_broken = false;
 };
 static std::mutex lock;
@@ -28,7 +34,7 @@ bool captures(cudaStream_t stream) {
 }
 void record(std::function<void()> work) {
   std::lock_guard<std::mutex> guard(lock);
-  capture().work.push_back(std::move(work));
+  capture().graph->work.push_back(std::move(work));
 }
 unsigned long long capture_of(cudaStream_t stream) { return captures(stream) ? capture().id : 0; }
 void join_capture(unsigned long long id, cudaStream_t stream) {
@@ -41,7 +47,7 @@ cudaError_t break_capture() {
   return fail(cudaErrorStreamCaptureUnsupported);
 }
 
-static const Recorded& recorded(void* graph) { return *static_cast<Recorded*>(graph); }
+static Recorded& recorded(void* graph) { return *static_cast<Recorded*>(graph); }
 
 }  // namespace simulated
 using namespace simulated;
@@ -51,18 +57,18 @@ extern "C" {
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   std::lock_guard<std::mutex> guard(lock);
   if (!capture().streams.empty()) return fail(cudaErrorStreamCaptureUnsupported);
-  capture() = {capture().id + 1, {stream}};
+  capture() = {capture().id + 1, {stream}, std::make_unique<Recorded>()};
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  Capture ended;  // what its graph keeps is freed without the lock
   std::lock_guard<std::mutex> guard(lock);
   *graph = nullptr;
   if (!capture().streams.count(stream)) return fail(cudaErrorIllegalState);
-  const bool is_broken = capture().is_broken;
-  if (!is_broken)
-    *graph = reinterpret_cast<cudaGraph_t>(new Recorded(std::move(capture().work)));
-  capture() = {capture().id};
-  return is_broken ? fail(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
+  ended = std::exchange(capture(), Capture{capture().id});
+  if (ended.is_broken) return fail(cudaErrorStreamCaptureInvalidated);
+  *graph = reinterpret_cast<cudaGraph_t>(ended.graph.release());
+  return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = captures(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
@@ -70,8 +76,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 static cudaError_t tell(cudaStream_t stream, cudaStreamCaptureStatus* status,
                         unsigned long long* id, cudaGraph_t* graph, size_t* dependencies) {
-  if (id) *id = capture_of(stream);
-  if (graph) *graph = nullptr;  // it is made at the end
+  const bool is_captured = captures(stream);
+  if (id) *id = is_captured ? capture().id : 0;
+  if (graph) *graph = is_captured ? reinterpret_cast<cudaGraph_t>(capture().graph.get()) : nullptr;
   if (dependencies) *dependencies = 0;
   return cudaStreamIsCapturing(stream, status);
 }
@@ -92,7 +99,7 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureSt
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
-  *count = recorded(graph).size();  // torch asks whether there are any
+  *count = recorded(graph).work.size();  // torch asks whether there are any
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph,
@@ -100,9 +107,13 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t gra
   *made = reinterpret_cast<cudaGraphExec_t>(new Recorded(recorded(graph)));
   return cudaSuccess;
 }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                 unsigned long long flags) {
+  return cudaGraphInstantiateWithFlags(made, graph, flags);
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   wait(pending(stream));
-  for (const auto& work : recorded(graph)) work();
+  for (const auto& work : recorded(graph).work) work();
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
@@ -111,6 +122,22 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
   delete &recorded(graph);
+  return cudaSuccess;
+}
+
+// torch refers to an object once, and moves that reference to the graph.
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy,
+                                 unsigned, unsigned) {
+  *object = reinterpret_cast<cudaUserObject_t>(new Object(data, destroy));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned,
+                                      unsigned flags) {
+  recorded(graph).kept.push_back(*reinterpret_cast<Object*>(object));
+  return flags & cudaGraphUserObjectMove ? cudaUserObjectRelease(object, 1) : cudaSuccess;
+}
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned) {
+  delete reinterpret_cast<Object*>(object);
   return cudaSuccess;
 }
 
