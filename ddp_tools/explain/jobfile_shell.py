@@ -6,7 +6,7 @@ a line's end in quotes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 HEREDOC = re.compile(r"(?ms)(?<!<)<<-?[ \t]*['\"\\]?(\w+)['\"]?([^\n]*)\n.*?^[ \t]*\1[ \t]*$")
@@ -16,6 +16,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ENDS = ("\n", ";", "&", "&&", "|", "||")
+_OPENS = re.compile(
+    r"\s*(?:(?:then|do|else|!|time)\s+)*(?:(for|while|until|select|if|case|\{)(?=\s|$)"
+    r"|function\s+([\w-]+)[\s()]*\{|([\w-]+)\s*\(\s*\)\s*\{)"
+)
+_CLOSES = re.compile(r"\s*(?:done|fi|esac|\})(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,31 @@ class Command:
     def text(self) -> str:
         """The command as one reads it."""
         return spaced(self.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A loop, a condition, a group in braces or a function: the numbers of its commands.
+
+    opens: the word that begins it; function: its name, if it is one.
+    """
+
+    opens: str
+    function: str
+    first: int
+    last: int
+
+
+def read_blocks(commands: Sequence[Command]) -> Iterator[Block]:
+    """Yield the blocks of a script, the inner ones first."""
+    open_: list[tuple[str, str, int]] = []
+    for number, command in enumerate(commands):
+        place = 0
+        while opens := _OPENS.match(command.text, place):
+            open_.append((opens[1] or "", opens[2] or opens[3] or "", number))
+            place = opens.end()
+        if open_ and _CLOSES.match(command.text):
+            yield Block(*open_.pop(), number)
 
 
 def spaced(raw: str, line_end: str = " ") -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from ddp_tools.explain.jobfile_shell import HEREDOC, Command, read_commands, spaced
+from ddp_tools.explain.jobfile_shell import HEREDOC, Command, read_blocks, read_commands, spaced
 from ddp_tools.explain.jobfile_start import (
     Start,
     facts_of,
@@ -57,6 +57,7 @@ class JobFile:
         for number, command in reversed(list(enumerate(self.commands))):
             background = command.end == "&" or (background and command.end in ("|", "&&", "||"))
             self.commands[number] = replace(command, background=background)
+        self.blocks = list(read_blocks(self.commands))
         first = self.commands[0].line if self.commands else len(self.lines) + 1
         numbered = enumerate(self.bare.split("\n"), start=1)
         ours = [(number, line[7:]) for number, line in numbered if re.match(r"#SBATCH\s", line)]

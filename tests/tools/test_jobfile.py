@@ -122,7 +122,13 @@ PAIR = (
     .replace("\\$SLURM_NODEID", "0")
 )
 PAIR += PAIR.partition("| head -n 1)\n")[2].replace("-w a", "-w b").replace("rank=0", "rank=1") + "wait\n"
+LOOP = SRUN.replace("srun --cpus", "for seed in 1 2; do\nsrun --cpus").replace("-n 9'\n", "-n 9' &\nwait\ndone\n")
+CALLED = LOOP.replace("for seed in 1 2; do", "fit() {").replace("&\nwait\ndone", "\n}\nfit 1 &\nwait\nfit 2")
+GROUP = STATUS.replace("srun --", "{ srun --").replace("9' 2>&1", "9'; } 2>&1")
 SOUND = {
+    "a function leaves it": CALLED.replace("\n}\nfit 1 &\nwait\nfit 2", "&\n}\nfit\nwait"),
+    **{"each pass waits": LOOP, "a function, twice": CALLED, "a group's pipe": GROUP},
+    "a node for each pass": LOOP.replace("&\nwait\ndone", "&\ndone\nwait").replace("srun --", "srun -N1 -n1 -w $at --"),
     **{"pipefail": STATUS, "pipe is the last": TEE, "overlap": ASIDE, "one step for each node": PAIR},
     "PIPESTATUS": STATUS.replace("set -euo pipefail", "").replace("$?", "${PIPESTATUS[0]}"),
     "status of srun": f"{SRUN}status=$?\nexit $status\n",
@@ -239,6 +245,8 @@ CASES = [
      "o pipefail", ""),
     ("status-of-pipe", STATUS.replace("-a log\n", "-a log &\nid=$!\nwait $id\n"), "o pipefail", ""),
     ("status-of-pipe", TEE, "o pipefail", ""),
+    ("status-of-pipe", GROUP, "o pipefail", ""),
+    ("status-of-pipe", CALLED.replace("fit 2", "set -o pipefail\nfit 2 | tee log"), "set -o pipefail\n", ""),
     ("step-waits", ASIDE, "srun --overlap nvidia-smi", "srun nvidia-smi"),
     ("step-waits", ASIDE, "srun --overlap nvidia-smi", "srun -N 2 --ntasks-per-node=1 nvidia-smi"),
     ("step-waits", ASIDE.replace("srun --overlap", "srun").replace("\nsrun --cpus", "\nsrun --overlap --cpus"),
@@ -248,6 +256,10 @@ CASES = [
     ("step-waits", PAIR, "-w b", "-w a"),
     ("step-may-wait", ASIDE, "srun --overlap nvidia-smi", "srun --exact -c 1 --gres=none nvidia-smi"),
     ("step-may-wait", ASIDE, "srun --overlap nvidia-smi", "srun $HOW nvidia-smi"),
+    ("step-waits", LOOP, "&\nwait\ndone", "&\ndone\nwait"),
+    ("step-waits", CALLED, "&\nwait", "&"),
+    ("step-may-wait", LOOP.replace("for seed in 1 2", "while read seed"), "wait\n", ""),
+    ("step-may-wait", LOOP.replace("1 2", "1 2 3").replace("srun --", "srun -n1 --exact --gres=gpu:1 --"), "wait\n", ""),
     ("folder-of-each-attempt", SRUN.replace("fit.py", "fit.py --out run-$(date +%s)"),
      TIME, f"#SBATCH --requeue\n{TIME}"),
     ("port-ephemeral", SRUN, "10000 + SLURM_JOB_ID % 20000", "10000 + SLURM_JOB_ID % 50000"),
