@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from real import THOROUGH, fail_in_ci, until
+from real import LIMIT, THOROUGH, fail_in_ci, until
 
 from ddp_helpers import ROOT
 
@@ -116,15 +116,15 @@ def test_the_notebooks_run_in_the_container_beside_its_own_slurm(container):
     assert "Slurm is up: partition course" in said and "Installing into .venv" not in said
 
 
+@pytest.mark.timeout(LIMIT, func_only=True)  # the wait for its line has no end of its own
 def test_the_images_own_command_answers_a_browser(container):
     command = json.loads(re.search(r"^CMD (.*)$", DOCKERFILE, re.M)[1])
     with subprocess.Popen([*container, *command], stdout=-1, stderr=subprocess.STDOUT, text=True) as lab:
         try:
-            printed = (re.search(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", line) for line in lab.stdout)
-            address = next(match[0] for match in printed if match)
+            printed = (re.search(r"(http://127\.0\.0\.1:\d+/)\S*(\?token=\w+)", line) for line in lab.stdout)
+            where = next(match.expand(r"\1api/contents/\2") for match in printed if match)
 
             def listed():
-                where = address.replace("/lab?", "/api/contents/?")
                 # the address is printed before anybody listens there
                 with suppress(urllib.error.URLError), urllib.request.urlopen(where) as answer:
                     return {entry["name"] for entry in json.load(answer)["content"]}
