@@ -259,7 +259,7 @@ CASES = [
     ("step-waits", LOOP, "&\nwait\ndone", "&\ndone\nwait"),
     ("step-waits", CALLED, "&\nwait", "&"),
     ("step-may-wait", LOOP.replace("for seed in 1 2", "while read seed"), "wait\n", ""),
-    ("step-may-wait", LOOP.replace("1 2", "1 2 3").replace("srun --", "srun -n1 --exact --gres=gpu:1 --"), "wait\n", ""),
+    ("step-may-wait", LOOP.replace("1 2", "1 2 3").replace("srun", "srun -n1 --exact --gres=gpu:1"), "wait\n", ""),
     ("folder-of-each-attempt", SRUN.replace("fit.py", "fit.py --out run-$(date +%s)"),
      TIME, f"#SBATCH --requeue\n{TIME}"),
     ("port-ephemeral", SRUN, "10000 + SLURM_JOB_ID % 20000", "10000 + SLURM_JOB_ID % 50000"),
