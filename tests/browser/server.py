@@ -24,7 +24,8 @@ from ddp_helpers.launch.engine import Processes
 from ddp_helpers.launch.launch import free_port
 from ddp_helpers.launch.launchers import clean_environment
 
-NOT_COPIED = (".*", "build", "runs", "data", "__pycache__", "*.egg-info")
+NOT_COPIED = [ROOT / name for name in ("build", "runs", "data")]
+IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
 QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
 
 
@@ -67,7 +68,11 @@ class Lab:
 def copy_of_the_course(folder: Path) -> Path:
     """A copy that is its own checkout, so that no committed file is touched; the data are shared."""
     (ROOT / "data").mkdir(exist_ok=True)
-    course = shutil.copytree(ROOT, folder / "course", ignore=shutil.ignore_patterns(*NOT_COPIED))
+
+    def ignored(where: str, names: list[str]) -> set[str]:
+        return IGNORED(where, names) | {path.name for path in NOT_COPIED if path.parent == Path(where)}
+
+    course = shutil.copytree(ROOT, folder / "course", ignore=ignored)
     (course / "data").symlink_to(ROOT / "data", target_is_directory=True)
     return course
 

@@ -100,9 +100,9 @@ def test_after_a_hang_one_line_runs_again_what_had_come_to_its_end(kernel):
 
 def test_what_a_cell_prints_or_forks_or_closes_is_not_taken_for_its_end(kernel):
     before = kernel.pids()
-    shows = "import os\nimport subprocess\nprint(dict(os.environ))\nsubprocess.run('env')\nprint('over')"
+    shows = "import os\nimport subprocess\nprint(dict(os.environ))\nsubprocess.run('env')\nprint('behind', 'it')"
     said = kernel.run(f"%%ranks 2\n{shows}")
-    assert said.count("over") == 2 and "LOCAL_RANK=1" in said
+    assert said.count("behind it") == 2 and "LOCAL_RANK=1" in said
     assert kernel.run("%%ranks 2\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\npid > 0").count("True") == 2
     assert kernel.run("%%ranks 2\nimport sys\nsys.stdout.close()\nsys.stdout = open(1, 'w', closefd=False)") == ""
     assert kernel.run("%%ranks 2\nfor i in range(3):\n    print(f'{i} of 3', end='\\r')\nprint()").count("2 of 3") == 2
