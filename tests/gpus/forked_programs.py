@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -53,7 +55,10 @@ def become(asked):
     for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
         if asked[name] != -1:
             os.dup2(asked[name], number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for number in {asked[name] for name in PIPES}:
+        if number > 2:
+            os.close(number)
+    close_files()
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     if asked["env"] is not None:
         os.environ.clear()
@@ -61,6 +66,21 @@ def become(asked):
     os.chdir(asked["cwd"] or ".")
     atexit._clear()
     torch.set_num_threads(1)  # a step compares weights, and forks ranks then, which have none of its threads
+
+
+def close_files():
+    """Close all files but 0 to 2, as a new program has none; and but pipes of which this process has both ends.
+
+    libuv, which torchrun's store uses, closes its own pipe again in each fork, by its numbers: they must stay its own.
+    """
+    leads = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the folder that is listed
+            leads[int(path.name)] = str(path.readlink())
+    ends = Counter(leads.values())
+    for number, where in leads.items():
+        if number > 2 and not (where.startswith("pipe:") and ends[where] > 1):
+            os.close(number)
 
 
 def run(words):
