@@ -108,12 +108,12 @@ def marked_processes(
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it is gone, or belongs to another user
             in_group = bool(groups) and os.getpgid(process.pid) in groups
-            if (in_group or process.environ().get(name) == mark) and _is_alive(process):
+            if (in_group or process.environ().get(name) == mark) and is_alive(process):
                 processes.append(process)
     return processes
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Return whether a process still runs; a zombie, not yet waited for, has ended."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -136,5 +136,5 @@ def end_found(find: Callable[[], list[psutil.Process]], first: int = signal.SIGT
                 process.send_signal(number)
         # Without wait(), which would take the exit status from the parent process.
         limit = time.monotonic() + patience
-        while any(map(_is_alive, processes)) and time.monotonic() < limit:
+        while any(map(is_alive, processes)) and time.monotonic() < limit:
             time.sleep(0.01)

@@ -5,6 +5,7 @@ And what notebook 11 says of each mode of preemption is what this Slurm does.
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -123,18 +124,21 @@ EVALUATION = """    from votes import heard
         leave()
 """
 SAVED = "told to stop: saved"
+# A job that ends within its grace was FAILED on Slurm 22.05; 24.11 treats it as one that was preempted.
+IS_NEW = run_slurm("sbatch", "--version").stdout.split()[-1:] >= ["24.11"] if shutil.which("sbatch") else False
+ENDED_EARLY, CANCELLED_EARLY = (("PENDING", 1), ("PREEMPTED", 0)) if IS_NEW else (("FAILED", 0), ("FAILED", 0))
 MODES = {  # what is submitted to which partition; how it ends, how often it was started again, and what its log says
-    "requeue_grace, no handler": (PLAIN, "FAILED", 0, ""),
+    "requeue_grace, no handler": (PLAIN, *ENDED_EARLY, ""),
     "requeue, no handler": (PLAIN, "PENDING", 1, ""),
     "requeue_grace, a handler that goes on": (STAYS, "PENDING", 1, "alive 1[1-9]"),  # longer than the grace
     "requeue, a handler that goes on": (STAYS, "PENDING", 1, "alive [3-9]"),  # KillWait warns, too
-    "cancel_grace, no handler": (PLAIN, "FAILED", 0, ""),
+    "cancel_grace, no handler": (PLAIN, *CANCELLED_EARLY, ""),
     "cancel, no handler": (PLAIN, "PREEMPTED", 0, ""),
     "requeue_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "requeue, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "cancel_grace, 11's files": (ELEVEN, "PENDING", 1, SAVED),
     "cancel, 11's files": (ELEVEN, "PREEMPTED", 0, SAVED),
-    "requeue_grace, 11's files, workers without a handler": (BARE, "FAILED", 0, "killed by signal: Terminated"),
+    "requeue_grace, 11's files, workers without a handler": (BARE, *ENDED_EARLY, "killed by signal: Terminated"),
     "requeue_grace, 11's files, told in an evaluation": (BREAKS, "PENDING", 1, rf"tests\n(.*\n)*\d: {SAVED}"),
     "requeue_grace, 11's files, an evaluation to its end": (TESTS, "PENDING", 1, r"\A((?!told)[\s\S])*\Z"),
 }

@@ -18,6 +18,7 @@ from run_folders import write_run
 from ddp_helpers import ROOT, RUNS, jobs
 from ddp_helpers.jobs import queue
 from ddp_helpers.jobs import sweep as sweep_the_cluster
+from ddp_helpers.launch.processes import is_alive
 from ddp_helpers.records import runs
 
 RUN = """
@@ -78,7 +79,8 @@ def test_a_sweep_that_is_killed_and_started_again_runs_each_configuration_once(c
     assert {path.name: path.read_bytes() for path in second.iterdir()} == failed
     mine = sorted(RUNS.glob(f"{first.name[:-2]}*"))
     assert mine == [first, second, repeated]
-    assert kernels and not psutil.wait_procs(kernels, timeout=LIMIT)[1]  # and nothing of the killed one is left
+    assert kernels
+    until(lambda: not any(map(is_alive, kernels)), "nothing of the killed one is left")
     # A third time there is nothing to do, and all is shown.
     before = {folder: (folder / "job.json").read_text() for folder in mine}
     table = sweep_the_cluster.sweep(configurations)

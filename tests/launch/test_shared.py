@@ -18,6 +18,7 @@ from real import until
 
 from ddp_helpers.launch import engine, kernels
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
+from ddp_helpers.launch.processes import is_alive
 from ddp_helpers.launch.shared import VARIABLE, shared_server, socket_folder
 
 # What a process may have from the one that forked it, where a new Python has it from its start.
@@ -90,7 +91,8 @@ def test_each_process_has_a_server_of_its_own_from_the_shared_one_if_it_is_like_
         command = [sys.executable, "-c", PROGRAM]
         with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as started:
             names, own, folder, server, rank = (started.stdout.readline().rstrip("\n") for _ in range(5))
+            rank_process = psutil.Process(int(rank))
             started.kill()
         assert (own, folder) == ("its own", str(tmp_path))
         assert ("ddp_helpers.launch.server /" in server) == is_like, f"{server}; {names}"  # else it cannot be told why
-        until(lambda: not psutil.pid_exists(int(rank)), "the end of the rank of a process that was killed")
+        until(lambda: not is_alive(rank_process), "the end of the rank of a process that was killed")
