@@ -70,6 +70,18 @@ def test_a_strangers_script_runs_on_two_nodes_for_each_value_of_a_sweep(mine, na
     assert said == ["2 ranks, lr 0.1", "2 ranks, lr 0.01"]
 
 
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_without_gpus_sees_none_of_its_node(launcher, mine, name, cluster):
+    mine.write_text(
+        "import os, pathlib, sys\npathlib.Path(sys.argv[1]).write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    for gpus in (0, 1):
+        shape = f"--run {name}{gpus} --gpus {gpus} --ranks 1 --launcher {launcher} --submit".split()
+        assert main(["job", "local", str(mine), *shape, "--", "{run_dir}/seen.txt"]) == 0
+        jobs.watch(RUNS / f"{name}{gpus}")
+    assert [(RUNS / f"{name}{gpus}" / "seen.txt").read_text() for gpus in (0, 1)] == ["", "0"]
+
+
 def test_what_the_learner_says_counts_more_than_what_the_site_says(tmp_path, monkeypatch):
     site = jobs.Site.load("pyxis")
     assert site.has_data
