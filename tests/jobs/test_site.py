@@ -90,7 +90,8 @@ def test_greene_runs_each_rank_in_its_image_with_the_overlay_read_only():
 
 def test_a_sites_srun_options_come_first_then_its_container_and_its_python(tmp_path):
     site = Site.load(ALPINA)
-    [command] = re.findall(r"^srun (?:.*\\\n)*.*", render(Job("a", ("x.py",)), site, tmp_path / "run"), re.M)
+    text = render(Job("a", ("x.py",), gpus_per_node=1), site, tmp_path / "run")
+    [command] = re.findall(r"^srun (?:.*\\\n)*.*", text, re.M)
     words = [line.strip(" \\") for line in command.splitlines()]
     assert words[1:3] == [site.srun, site.container] and words[4] == site.python
 
