@@ -122,7 +122,7 @@ def test_the_images_own_command_answers_a_browser(container):
     with subprocess.Popen([*container, *command], stdout=-1, stderr=subprocess.STDOUT, text=True) as lab:
         try:
             printed = (re.search(r"(http://127\.0\.0\.1:\d+/)\S*(\?token=\w+)", line) for line in lab.stdout)
-            where = next(match.expand(r"\1api/contents/\2") for match in printed if match)
+            where = next(match.expand(r"\1api/contents/notebooks\2") for match in printed if match)
 
             def listed():
                 # the address is printed before anybody listens there
