@@ -43,7 +43,7 @@ def lost_statuses(job: JobFile) -> Iterator[Row]:
     """Yield the pipes behind ranks of which the status is that of another program."""
     begun = {(start.line, start.text) for start in job.starts}
     ranks = {
-        number: command
+        number
         for number, command in enumerate(job.commands)
         if (command.line, spaced(job.filled(command.raw))) in begun
     }
@@ -54,7 +54,7 @@ def lost_statuses(job: JobFile) -> Iterator[Row]:
             pipefail = option[1] == "-"
         if command.end == "|":
             runs = [] if pipefail or first else _run_by(job, number, ranks)
-            first = ranks[runs[-1]] if runs else first
+            first = job.commands[runs[-1]] if runs else first
             continue
         if first:
             rest = job.commands[number + 1 :]
