@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,13 +29,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import jupyter_client
 import nbmake.nb_run
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from real import LIMIT, THOROUGH, fail_in_ci
-from simulated import built
 from solved import ClientWithSolutions
 
-from ddp_helpers.data.digits import write_digits
 from ddp_helpers.jobs import available
 from ddp_helpers.jobs.queue import run_slurm
 from ddp_helpers.launch.kernels import KernelOnFiles, WarmKernel
@@ -54,12 +52,9 @@ settings.load_profile("course")
 # A shell has what it runs in the background ignore Ctrl-C, and so would the programs that tests
 # interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-torch.set_num_threads(
-    1
-)  # three processes test at once: on two CPUs, threads that wait for one another would spin
-os.environ["GOMP_SPINCOUNT"] = (
-    "0"  # nor do those of a notebook's kernel, and of the ranks that it starts
-)
+# Three processes test at once: on two CPUs, threads that wait for one another would spin. Read by
+# this process's torch, by a notebook's kernel and by the ranks that it starts.
+os.environ["GOMP_SPINCOUNT"] = "0"
 
 # Which nbclient takes, and so nbmake: it can be told of no other. A forked kernel hides an import
 # that a cell forgot: `make notebooks` and the weekly run, which start a Python for each, show it.
@@ -114,6 +109,12 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: not (item.path.suffix == ".ipynb" or item.path.stem in LONG))
 
 
+def pytest_collection_finish():
+    """One thread for torch, if a test has imported it: this file must not, for those without it."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 SLURM: list[subprocess.Popen] = []  # the cluster of this process, once something has needed it
 
 
@@ -166,12 +167,16 @@ def given_environment():
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A data folder with 512 training and 200 test images."""
+    from ddp_helpers.data.digits import write_digits  # here: it imports torch
+
     return write_digits(tmp_path_factory.mktemp("digits"), train=512, test=200)
 
 
 @pytest.fixture(scope="session")
 def simulated_gpus(tmp_path_factory):
     """A cache with the simulated GPUs, for all processes that test: one of them compiles them."""
+    from simulated import built  # here: it imports torch
+
     folder = tmp_path_factory.getbasetemp()
     return built(folder if WORKER == "alone" else folder.parent)
 
