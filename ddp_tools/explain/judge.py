@@ -246,7 +246,7 @@ def _rest(root: Finding, seen: Evidence) -> tuple[list[Finding], list[Finding]]:
     """Return what only follows from the root, and what failed besides."""
     follows: list[Finding] = []
     others: list[Finding] = []
-    besides = [finding for finding in seen.serious if finding.lines is not root.lines]
+    besides = [finding for finding in seen.serious if finding.lines[0] is not root.lines[0]]
     for finding in sorted(besides, key=lambda finding: finding.order):
         same = finding.rule is root.rule and root.rule is not None
         # Slurm's end, such as a time limit, comes of what broke before it.

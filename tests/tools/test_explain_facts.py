@@ -200,6 +200,10 @@ def test_what_a_killed_rank_and_one_that_did_not_come_were_at_is_shown(tmp_path:
     log.write_text("08:00:01 INFO rank 2: packs the index\n" + CAUSE.format(2).replace(": 1 (", ": -9 ("))
     assert main(["explain", str(log)]) == 1
     assert "Its last lines:\n  | 08:00:01 INFO rank 2: packs the index" in capsys.readouterr().out
+    log.write_text("epoch 1\nBus error (core dumped)\nthe trap copies logs\n")  # of no rank
+    assert main(["explain", str(log)]) == 1
+    said = capsys.readouterr().out
+    assert "lead to it:\n  | epoch 1\n  | Bus error (core dumped)\n\n" in said and said.count("Bus error") == 2
     log.write_text("[rank1]: tunes kernel 4\n[rank0]: waits\n" + WATCHDOG.format(0, 1) + "[rank1]: ready\n")
     assert main(["explain", str(log)]) == 1
     said = " ".join(capsys.readouterr().out.split())
