@@ -32,6 +32,8 @@ _FORMS = [
         ("report", rf"^\s*rank +: {_RANK}"),
         ("report", rf"^\s*(?:exitcode +:|Exit code:) +{_STATUS}"),
         ("report", rf"Process name: \[(?:\[\d+,\d+\],|[\w.-]+@\d+,){_RANK}\]"),
+        ("report", rf"process rank {_RANK} with PID \d+ on node \S+ exited on$"),  # Open MPI 5
+        ("report", rf"^signal (?P<signal>\d+) \((?:{_WORDS})\)\.$"),
         ("report", rf"=\s+RANK {_RANK} PID"),
         ("report", rf"=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT \w+: {_STATUS})"),
         # DeepSpeed, kubectl, PyCharm; a shell
@@ -46,7 +48,7 @@ _FORMS = [
 _WORTH = re.compile(  # most lines of a long log tell of no ending
     r"[Ee]xit(?:s|ed|code| code| status|ing)\b|EXIT|RANK|rank +:|Root Cause|ended by|ed with"
     r"|Process name|KILLED BY|srun: error|failed \(exitcode|core dumped|line \d+: +\d+ [A-Z]"
-    r"|^(?:Killed|Segm|Bus|Abort|Termin)"
+    r"|^(?:Killed|Segm|Bus|Abort|Termin|signal \d)"
 )
 
 

@@ -86,6 +86,7 @@ def university():
         gpus.write_text(gpus.read_text().replace("Name=gpu", "Name=gpu Type=a100-sxm4-80gb"))
         cluster.slurm("sacctmgr", "-i", "add", "cluster", "ddp-course")
         cluster.kill("slurmctld", "slurmd")
+        (cluster.state / "slurmctld" / "clustername").unlink()  # Slurm 24.11 compares its number with the database's
         cluster.up()  # munged lives, so the settings stay as they are
         cluster.slurm("sacctmgr", "-i", "add", "qos", "teaching")
         cluster.slurm("sacctmgr", "-i", "add", "account", "physics")

@@ -501,6 +501,8 @@ CLOSED = "Process group watchdog thread terminated with exception: "
 REQUEUED = "slurmstepd: error: *** JOB 608 ON node1 CANCELLED AT 2022-08-12T02:06:12 DUE TO JOB REQUEUE ***\n"
 TRIES = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node0]:29500 (errno: 110 - timed out).\n"
 EXITED = "srun: error: node1: task 0: Exited with exit code 1\n"
+# Open MPI 5.0.7, the installed library
+PRTERUN = "prterun noticed that process rank 1 with PID 42 on node vm exited on\nsignal 9 (Killed).\n"
 TEXTS = {
     # a path or a number in the message is used
     "OSError: [Errno 116] Stale file handle: '/home/me/.triton/cache/AB/k.so'": "cache-race",
@@ -545,6 +547,8 @@ TEXTS = {
     # an error that no rule knows comes before a launcher's summary
     "tool | Error: no licence\n" + EXITED: None,
     EXITED: "srun-task-exit",
+    # what a launcher says in two lines
+    f"[rank0]: {GONE}\n{'-' * 74}\n{PRTERUN}{'-' * 74}\n": "sigkill",
 }
 
 

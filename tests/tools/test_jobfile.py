@@ -141,6 +141,7 @@ SOUND = {
     **{"srun": SRUN, "with a helper": HELPED, "torchrun": TORCHRUN, "c10d": C10D, "one node": ONE, "told": TOLD},
     **{"passed on": PASSED_ON, "farm": FARM, "options": OPTIONS},
     **{"one command": TOLD.replace("exec ", "").replace("-n 9'", "-n 9 2>&1'")},
+    "by a path's env": TOLD.replace("bash -c", "/usr/bin/env SEED=2 bash -c"),
     **{"by a function": FUNCTION, "agent": AGENT.replace("=USR2@", "=12@"), "behind": BEHIND, "gpu tasks": GPU_TASKS},
     "scancel": BEHIND.replace("kill -0 $!", "scancel --signal=USR2 $SLURM_JOB_ID"),
     "counts of Slurm": TORCHRUN.replace("srun bash", "srun -N $SLURM_NNODES -n ${SLURM_NNODES} bash"),
