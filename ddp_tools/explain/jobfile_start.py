@@ -11,7 +11,8 @@ from typing import Any
 _OPTION = re.compile(r"(?<!\S)(?:--([\w-]+)(?:=|\s+)?|-([A-Za-z])[= ]*)([^\s-]\S*)?")
 # What gives its place, and the signals to it, to the program behind it: an assignment, `exec`,
 # `env` and the like, Python before -m, and a shell that ends with `exec`, or a bash of one command.
-_ASIDE = r"(?:exec\s+|\w+=\S*\s+|(?:\S*/)?(?:env|nice|numactl|taskset|stdbuf)\s+(?:-\S+\s+(?:\d\S*\s+)?)*)*"
+_PROGRAM_ASIDE = r"(?:\S*/)?(?:env|nice|numactl|taskset|stdbuf)\s+(?:-\S+\s+(?:\d\S*\s+)?)*"
+_ASIDE = rf"(?:exec\s+|\w+=\S*\s+|{_PROGRAM_ASIDE})*"
 _STEPS_ASIDE = re.compile(
     rf"\s*{_ASIDE}(?:(?P<shell>\S*sh)\s+-l?c\s+(?P<last>.*\bexec\s+(?:\"\0@\"\s+\S+\s+)?)?{_ASIDE})?"
     r"(?:\S*python[\d.]*\s+(?:-\w+\s+)*)?\S*\Z",
