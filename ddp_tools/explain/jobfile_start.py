@@ -14,7 +14,8 @@ _OPTION = re.compile(r"(?<!\S)(?:--([\w-]+)(?:=|\s+)?|-([A-Za-z])[= ]*)([^\s-]\S
 _PROGRAM_ASIDE = r"(?:\S*/)?(?:env|nice|numactl|taskset|stdbuf)\s+(?:-\S+\s+(?:\d\S*\s+)?)*"
 _ASIDE = rf"(?:exec\s+|\w+=\S*\s+|{_PROGRAM_ASIDE})*"
 _STEPS_ASIDE = re.compile(
-    rf"\s*{_ASIDE}(?:(?P<shell>\S*sh)\s+-l?c\s+(?P<last>.*\bexec\s+(?:\"\0@\"\s+\S+\s+)?)?{_ASIDE})?"
+    rf"\s*{_ASIDE}(?:(?P<shell>\S*sh)\s+-l?c\s+"
+    rf"(?P<last>.*\bexec\s+(?:\"\0@\"\s+\S+\s+)?)?{_ASIDE})?"
     r"(?:\S*python[\d.]*\s+(?:-\w+\s+)*)?\S*\Z",
     re.DOTALL,
 )
